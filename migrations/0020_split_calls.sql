@@ -9,7 +9,7 @@ alter table calls disable trigger calls_impossible;
 
 update calls set undo_doubt = case when undo_reason like 'in doubt, a person must resolve it%' then 'person' else 'gateway' end
 where undo_state = 'failed' and undo_reason like 'in doubt, %';
-update calls set undo_doubt = null where undo_doubt is not null and not (undo_state = 'failed' and coalesce(undo_reason, '') like 'in doubt, %');
+update calls set undo_doubt = null where undo_doubt is not null and undo_state = 'failed' and undo_reason not like 'in doubt, %';
 
 update calls c set verdict = v.verdict,
   retry_requested = v.verdict = 'retry' and c.settled_at is null and (c.attempt_open or v.is_last)
@@ -20,14 +20,16 @@ from calls d cross join lateral (
 ) v
 where d.events <> '[]' and c.txn = d.txn and c.verdict is distinct from v.verdict;
 
-update calls c set disproved_by = f.disproved_by, attempt_detail = coalesce(f.detail, case when f.taken_over then 'the process that sent it ended' end)
+update calls c set disproved_by = case when f.has_evidence then f.disproved_by else c.disproved_by end,
+  attempt_detail = coalesce(f.detail, c.attempt_detail, case when f.taken_over then 'the process that sent it ended' end)
 from calls d cross join lateral (
   select
     (array_agg(case e.event->>'what' when 'probe_not_applied' then 'probe' when 'observed_not_satisfied' then 'observation' end order by e.place desc)
       filter (where e.event->>'what' in ('probe_not_applied', 'observed_not_satisfied', 'verdict')))[1] as disproved_by,
     (array_agg(coalesce(e.event->>'told', e.event->>'detail') order by e.place desc) filter (where e.event->>'attempt' = d.attempt::text
       and (e.event ? 'told' or (e.event->>'what' = 'attempt_ended' and e.event ? 'detail'))))[1] as detail,
-    bool_or(e.event->>'what' = 'taken_over' and e.event->>'attempt' = d.attempt::text) as taken_over
+    bool_or(e.event->>'what' = 'taken_over' and e.event->>'attempt' = d.attempt::text) as taken_over,
+    bool_or(e.event->>'what' in ('probe_not_applied', 'observed_not_satisfied', 'verdict')) as has_evidence
   from jsonb_array_elements(d.events) with ordinality as e(event, place)
 ) f
 where d.settled_at is null and d.events <> '[]' and c.txn = d.txn and not c.attempt_open;
@@ -216,7 +218,10 @@ create trigger settlements_immutable before update on settlements for each row e
 
 create function refuse_rewrite_of_event() returns trigger language plpgsql as $$
 begin
-  raise exception 'an event of call % never changes', old.txn using errcode = 'check_violation';
+  if new is distinct from old then
+    raise exception 'an event of call % never changes', old.txn using errcode = 'check_violation';
+  end if;
+  return new;
 end $$;
 create trigger call_events_immutable before update on call_events for each row execute function refuse_rewrite_of_event();
 

@@ -74,7 +74,12 @@ async function insertEveryState(): Promise<void> {
 
 async function insertEveryUndo(): Promise<void> {
   const succeeded = describeState('succeeded');
-  const undo = { undo_args: '{"id":1}', undo_sealed: Buffer.from('u'), before: '{"b":1}', undo_reason: 'because' };
+  const undo = {
+    undo_args: '{"id":1}',
+    undo_sealed: Buffer.from('u'),
+    before: '{"b":1}',
+    undo_reason: 'in doubt, a person must resolve it',
+  };
   for (const [i, state] of UNDO_STATES.entries()) {
     const columns = { undo_state: state, undo_txn: randomUUID(), undo_tries: 5, undo_from: 2, undo_since: at(7) };
     await insertOldCall({
@@ -85,10 +90,18 @@ async function insertEveryUndo(): Promise<void> {
       undo_due_at: at(8),
       undo_doubt: 'person',
     });
-    await insertOldCall({ ...succeeded, saga: SAGA, ordinal: i + 20, ...columns, ...undo, depends_on: [randomUUID()] });
+    await insertOldCall({
+      ...succeeded,
+      saga: SAGA,
+      ordinal: i + 20,
+      ...columns,
+      ...undo,
+      undo_doubt: state === 'failed' ? 'person' : null,
+      depends_on: [randomUUID()],
+    });
   }
   for (const [name, value] of Object.entries({ ...undo, waived: true }))
-    if (name !== 'undo_sealed') await insertOldCall({ ...succeeded, [name]: value });
+    await insertOldCall({ ...succeeded, [name]: value });
   await insertOldCall({ ...describeState('sending'), before: '{"b":2}' }, { owner: OWNER });
   await insertOldCall({ ...describeState('failed'), saga: SAGA, ordinal: 50, undo_state: 'skipped' });
   await insertOldCall({ ...succeeded, identity: 'undo', undo_of: randomUUID(), saga: SAGA });
@@ -149,7 +162,7 @@ const hasUndo = (old: Row) =>
   old['undo_state'] !== 'none' ||
   old['waived'] === true ||
   old['undo_tries'] !== 0 ||
-  ['undo_args', 'undo_reason', 'before'].some((name) => old[name] !== null);
+  ['undo_args', 'undo_sealed', 'undo_reason', 'before'].some((name) => old[name] !== null);
 
 function listEvents(old: Row): Row[] {
   const events = old['events'] as Row[];

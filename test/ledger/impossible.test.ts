@@ -103,6 +103,21 @@ const CONSTRAINTS: Readonly<Record<string, readonly Example[]>> = {
         ]),
     ],
   ],
+  one_contradiction: [
+    [
+      'a second contradiction of one call',
+      () =>
+        database.query(
+          `insert into call_events (txn, event) select $1, '{"what":"contradiction"}' from generate_series(1, 2)`,
+          [randomUUID()],
+        ),
+      () =>
+        database.query(
+          `insert into call_events (txn, event) select $1, e from unnest(array['{"what":"contradiction"}', '{"what":"vote"}']::jsonb[]) e`,
+          [randomUUID()],
+        ),
+    ],
+  ],
   possible_call: [
     intent('a fingerprint of another length', { fingerprint: Buffer.alloc(31) }, { fingerprint: Buffer.alloc(32) }),
     intent('a step without a saga', { ordinal: 1 }, { ordinal: 1, saga: SAGA }),
@@ -167,7 +182,7 @@ const erasing = (...columns: string[]) => columns.map((column) => `${column} = n
 /** For each trigger, its function, which the error names. */
 const TRIGGERS: Readonly<Record<string, readonly [call: string, examples: readonly Example[]]>> = {
   calls_immutable: [
-    'refuse_rewrite',
+    'refuse_rewrite_of_call',
     [
       ...['key', 'args', 'request', 'undo'].map((column) =>
         update(`another ${column}`, 'calls', filledIntent, `${column} = 'x'`, `${column} = null`),
@@ -200,7 +215,7 @@ const TRIGGERS: Readonly<Record<string, readonly [call: string, examples: readon
     ],
   ],
   settlements_immutable: [
-    'refuse_rewrite',
+    'refuse_rewrite_of_settlement',
     [
       update('another answer', 'settlements', filledOutcome, `answer = '{"a":2}'`, 'answer = null'),
       update('another detail', 'settlements', filledOutcome, `detail = 'e'`, 'detail = null'),
@@ -230,7 +245,7 @@ const TRIGGERS: Readonly<Record<string, readonly [call: string, examples: readon
     ],
   ],
   call_events_immutable: [
-    'refuse_rewrite',
+    'refuse_rewrite_of_event',
     [
       update('another event', 'call_events', insertEvent, `event = '{"what":"approved"}'`, 'event = event'),
       update('an event without a member', 'call_events', insertEvent, `event = event - 'person'`, 'event = event'),

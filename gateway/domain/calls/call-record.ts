@@ -139,25 +139,16 @@ export interface CallRecord extends CallIntent, OpenCall, CallSettlement, CallUn
   readonly readAt: Date;
 }
 
-/** The fields of the intent that most calls leave out. */
-type OptionalIntentFields =
-  | 'key'
-  | 'keyLifetimeMs'
-  | 'rule'
-  | 'args'
-  | 'request'
-  | 'sealed'
-  | 'saga'
-  | 'dependsOn'
-  | 'run'
-  | 'epoch'
-  | 'undo'
-  | 'undoOf';
+/** The fields of the intent that PostgreSQL sets. */
+type FieldsSetByLedger = 'createdAt' | 'ordinal' | 'erasedAt';
+/** What a claim writes of a call. */
+export type ClaimedFields = Omit<CallIntent, FieldsSetByLedger>;
+type NullableFields<T> = { [Field in keyof T]: null extends T[Field] ? Field : never }[keyof T];
 
-/** What a new call consists of. Everything else of its record has a default. */
+/** What a new call consists of. Everything else of its record has a default; that of a field that may be null is null. */
 export interface NewCallFields
-  extends Omit<CallIntent, OptionalIntentFields | 'createdAt' | 'ordinal' | 'erasedAt'>,
-    Partial<Pick<CallIntent, OptionalIntentFields>> {
+  extends Omit<ClaimedFields, NullableFields<ClaimedFields>>,
+    Partial<Pick<ClaimedFields, NullableFields<ClaimedFields>>> {
   /** `sending` opens attempt 1 at once; `ready` observes first; `held` waits for a person or a delay. */
   readonly state: 'held' | 'ready' | 'sending';
   /** Random, so that a late update of an earlier, released claim of the same txn does not apply. */

@@ -1,7 +1,7 @@
 import type { StoredRequest, UpstreamAnswer } from '../../domain/attempts/adapter.ts';
 import {
-  type CallIntent,
   type CallRecord,
+  type ClaimedFields,
   createCallRecord,
   type Hold,
   type NewCallFields,
@@ -53,9 +53,6 @@ const asJson = <Value>(column: string) => ({
 /** The composite type of the rows of claims. */
 export const CLAIM_ROW_TYPE = 'claim_row';
 
-/** The fields of the intent that PostgreSQL sets. */
-type GivenByLedger = 'createdAt' | 'ordinal' | 'erasedAt';
-
 /** The columns of `calls` that a claim writes. */
 export const INTENT_COLUMNS = {
   txn: { column: 'txn', type: 'uuid' },
@@ -77,7 +74,7 @@ export const INTENT_COLUMNS = {
   undoOf: { column: 'undo_of', type: 'uuid' },
   run: { column: 'run', type: 'uuid' },
   epoch: { column: 'epoch', type: 'int4' },
-} as const satisfies { readonly [Field in Exclude<keyof CallIntent, GivenByLedger>]: WrittenColumn<CallIntent[Field]> };
+} as const satisfies { readonly [Field in keyof ClaimedFields]: WrittenColumn<ClaimedFields[Field]> };
 
 /** The columns of `open_calls` that a patch writes. */
 export const OPEN_COLUMNS = {

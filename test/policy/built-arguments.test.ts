@@ -1,0 +1,79 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: templates are under test
+import fc from 'fast-check';
+import { expect, test } from 'vitest';
+import type { Json, JsonObject } from '../../gateway/domain/json.ts';
+import { listFaults, type Tool } from '../../gateway/domain/policy.ts';
+import { checkBuiltArguments } from '../../gateway/policy/compile/check-built-arguments.ts';
+import { compileInputSchema } from '../../gateway/policy/compile/compile-input-schema.ts';
+
+const NAMES = ['a', 'b', 'c'];
+const scalar = fc.constantFrom<Json>('x', 'y', 1, 1.5, true, null);
+/** What an expression may yield: anything. */
+const anyValue = fc.oneof(scalar, fc.constantFrom<Json>([], {}, ['x'], { a: 1 }));
+
+const { schema: schemaArbitrary } = fc.letrec<{ schema: JsonObject; objectSchema: JsonObject }>((tie) => ({
+  schema: fc.oneof(
+    { maxDepth: 2 },
+    fc.record<JsonObject>({ type: fc.constantFrom<Json>('string', 'integer', 'number', ['null', 'boolean']) } as never),
+    fc.record<JsonObject>({ enum: fc.array(scalar, { minLength: 1, maxLength: 3 }) } as never),
+    fc.record<JsonObject>({ type: fc.constant('array'), items: tie('schema') } as never),
+    fc.record<JsonObject>({ anyOf: fc.array(tie('schema'), { minLength: 1, maxLength: 2 }) } as never),
+    fc.record<JsonObject>({ allOf: fc.array(tie('schema'), { minLength: 1, maxLength: 2 }) } as never),
+    fc.constant<JsonObject>({ $ref: '#/$defs/D' }),
+    tie('objectSchema'),
+  ),
+  objectSchema: fc.record<JsonObject>(
+    {
+      type: fc.constant('object'),
+      properties: fc.dictionary(fc.constantFrom(...NAMES), tie('schema')),
+      required: fc.uniqueArray(fc.constantFrom(...NAMES)),
+      additionalProperties: fc.oneof(fc.boolean(), tie('schema')),
+      not: fc.constantFrom<JsonObject>({ required: ['c'] }),
+    } as never,
+    { requiredKeys: ['type'] },
+  ),
+}));
+
+/** A template, and the values of its expressions: each \`${result.vN}\` is the Nth value. */
+const templateArbitrary = fc.letrec<{ part: Json; object: JsonObject }>((tie) => ({
+  part: fc.oneof(
+    { maxDepth: 2 },
+    scalar,
+    fc.integer({ min: 0, max: 4 }).map((n) => `\${result.v${n}}`),
+    fc.array(tie('part'), { maxLength: 2 }) as fc.Arbitrary<Json>,
+    tie('object'),
+  ),
+  object: fc.dictionary(fc.constantFrom(...NAMES, 'd'), tie('part')) as fc.Arbitrary<JsonObject>,
+})).object;
+
+function fill(template: Json, values: readonly Json[]): Json {
+  if (typeof template === 'string') {
+    const [, index] = /^\$\{result\.v(\d)\}$/.exec(template) ?? [];
+    return index === undefined ? template : (values[Number(index)] ?? null);
+  }
+  if (Array.isArray(template)) return template.map((item) => fill(item as Json, values));
+  if (typeof template !== 'object' || template === null) return template;
+  return Object.fromEntries(Object.entries(template).map(([name, member]) => [name, fill(member, values)]));
+}
+
+test('a reported fault is a fault of every call, and literal arguments have exactly the faults of their schema', () => {
+  const values = fc.array(anyValue, { minLength: 5, maxLength: 5 });
+  let reported = 0;
+  fc.assert(
+    fc.property(schemaArbitrary, schemaArbitrary, templateArbitrary, values, (schema, definition, template, filled) => {
+      const input = { type: 'object', allOf: [schema], $defs: { D: definition } };
+      const compiled = compileInputSchema(input);
+      // A definition that refers only to itself does not compile.
+      if ('faults' in compiled) return;
+      const target = { name: 'r', input, faults: compiled.check } as unknown as Tool;
+      const faults = checkBuiltArguments(template, target, {});
+      const isRefused = listFaults(compiled.check(fill(template, filled) as JsonObject)).length > 0;
+      if (faults.length > 0) {
+        reported += 1;
+        expect(isRefused, JSON.stringify({ faults, input, template, filled })).toBe(true);
+      } else if (!JSON.stringify(template).includes('${')) expect(isRefused).toBe(false);
+    }),
+    { numRuns: 200 },
+  );
+  expect(reported).toBeGreaterThan(10);
+});

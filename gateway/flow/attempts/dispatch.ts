@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Outcome } from '../../domain/attempts/adapter.ts';
+import { parseResult } from '../../domain/attempts/classify-answer.ts';
 import {
   computeBackoffMs,
   concludeAttempt,
@@ -10,7 +11,7 @@ import type { CallEvent } from '../../domain/calls/call.ts';
 import { parseTraceContext, type Span } from '../../domain/telemetry.ts';
 import { postponeCall } from '../../ledger/calls/call-ownership.ts';
 import { findApprovalBlocker } from '../approvals/decide-approval.ts';
-import { parseResult, redactAnswer } from '../calls/payload.ts';
+import { redactAnswer } from '../calls/payload.ts';
 import { CancelToken, sleepUnlessCancelled } from '../cancel-token.ts';
 import type { Context } from '../context.ts';
 import { findSendBlock } from '../controls/freezes-and-breakers.ts';
@@ -162,7 +163,11 @@ export class Dispatch {
           const probed = await runProbe(this.#ctx, job);
           this.#ctx.reachKillPoint('probed');
           if (probed.kind === 'applied')
-            return this.#recorder.settle(job, 'succeeded', probed.answer, { outcome: 'probed', evidence: 'probe' });
+            return this.#recorder.settle(job, 'succeeded', probed.answer, {
+              outcome: 'probed',
+              evidence: 'probe',
+              ...(probed.detail === undefined ? {} : { detail: probed.detail }),
+            });
           if (probed.kind === 'failed') {
             action = {
               do: 'doubt',
@@ -237,8 +242,7 @@ export class Dispatch {
       },
     });
     sendSpan.end({ outcome: outcome.kind, attempt: job.attempt });
-    if ((outcome.kind === 'ok' && outcome.wantsInput !== true) || outcome.kind === 'ok_body_lost')
-      job.undoArguments = prepareUndoArguments(this.#ctx, job, () => parseResult(outcome.answer));
+    if (hasEffect(outcome)) job.undoArguments = prepareUndoArguments(this.#ctx, job, () => parseResult(outcome.answer));
     if (!('answer' in outcome) || outcome.answer === undefined) return outcome;
     const answer = redactAnswer(job.tool, outcome.answer, job.args, job.secrets);
     return answer === outcome.answer ? outcome : { ...outcome, answer };
@@ -359,6 +363,12 @@ const NO_APPROVAL_NEEDED: ApprovalCheck = { kind: 'valid', policyVersion: undefi
 type ReobserveResult =
   | { readonly kind: 'next'; readonly action: NextAction }
   | { readonly kind: 'done'; readonly result: DispatchResult };
+
+/** Whether there may be something to undo. A tool that only asked for input did nothing. */
+function hasEffect(outcome: Outcome): outcome is Extract<Outcome, { kind: 'ok' | 'ok_body_lost' | 'accepted' }> {
+  if (outcome.kind === 'ok') return outcome.wantsInput !== true;
+  return outcome.kind === 'ok_body_lost' || outcome.kind === 'accepted';
+}
 
 /** Whether a read was never sent. Its key is released, because a read has no effect that a key must protect. */
 function isUnsentRead(job: Job, last: Outcome | undefined): boolean {

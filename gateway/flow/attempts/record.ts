@@ -294,6 +294,6 @@ export function describeLastAttempt(job: Job, last: Outcome | undefined): string
 
 /** The outcome of an attempt in words. */
 export function describeOutcome(outcome: Outcome): string {
-  if ('detail' in outcome) return sanitize(outcome.detail);
-  return `the upstream answered ${outcome.answer.status}`;
+  if ('detail' in outcome && outcome.detail !== undefined) return sanitize(outcome.detail);
+  return 'answer' in outcome ? `the upstream answered ${outcome.answer?.status}` : outcome.kind;
 }

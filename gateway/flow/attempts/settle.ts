@@ -20,6 +20,10 @@ export function settleAnswer(
     return recorder.settle(job, 'succeeded', answer, { outcome: 'input_required', evidence: 'answer' });
   }
   const evidence = job.unresolved > 0 ? 'same_key' : 'answer';
+  if (outcome.kind === 'accepted') {
+    const cut = outcome.detail === undefined ? {} : { detail: outcome.detail };
+    return recorder.settle(job, 'succeeded', answer, { outcome: 'accepted', evidence, ...cut });
+  }
   if (outcome.kind !== 'ok_body_lost')
     return recorder.settle(job, 'succeeded', answer, { outcome: 'answered', evidence });
   const { detail } = outcome;

@@ -77,7 +77,55 @@ test('a reported fault is a fault of every call, and literal arguments have exac
         expect(isRefused, JSON.stringify({ faults, input, template, filled })).toBe(true);
       } else if (!JSON.stringify(template).includes('${')) expect(isRefused).toBe(false);
     }),
+    { numRuns: 150 },
+  );
+  expect(reported).toBeGreaterThan(15);
+});
+
+/** A random schema that accepts the value: `pick(n)` chooses one of n ways. */
+function describeValue(value: Json, pick: (ways: number) => number, depth = 0): JsonObject {
+  const again = (other: Json = value): JsonObject => describeValue(other, pick, depth + 1);
+  const way = depth > 4 ? 0 : pick(7);
+  if (way === 0) return {};
+  if (way === 1) return { enum: ['other', value] };
+  if (way === 2) return { anyOf: [{ type: 'null' }, again()] };
+  if (way === 3) return { allOf: [again(), again()] };
+  if (Array.isArray(value)) return { type: 'array', items: { anyOf: value.length === 0 ? [{}] : value.map(again) } };
+  if (typeof value !== 'object' || value === null) {
+    const type = value === null ? 'null' : typeof value;
+    return type === 'number' && Number.isInteger(value) && way > 4
+      ? { type: 'integer' }
+      : { type: type === 'null' ? type : [type, 'null'] };
+  }
+  const members = new Map(Object.entries(value as JsonObject));
+  const names = [...members.keys()];
+  const listed = names.filter(() => pick(2) === 0);
+  const rest = names.filter((name) => !listed.includes(name));
+  return {
+    type: 'object',
+    properties: Object.fromEntries(
+      [...listed, 'z'].map((name) => [name, name === 'z' ? {} : again(members.get(name))]),
+    ),
+    required: names.filter(() => pick(2) === 0),
+    ...(pick(2) === 0
+      ? { additionalProperties: rest.length === 0 ? false : { anyOf: rest.map((name) => again(members.get(name))) } }
+      : {}),
+  };
+}
+
+test('arguments that fit their schema for some values have no faults', () => {
+  const values = fc.array(anyValue, { minLength: 5, maxLength: 5 });
+  fc.assert(
+    fc.property(templateArbitrary, values, fc.infiniteStream(fc.nat()), (template, filled, choices) => {
+      const args = fill(template, filled) as JsonObject;
+      const schema = describeValue(args, (ways) => choices.next().value % ways);
+      const input = { type: 'object', allOf: [schema] };
+      const compiled = compileInputSchema(input);
+      if ('faults' in compiled) throw new Error(JSON.stringify(compiled.faults));
+      expect(compiled.check(args)).toEqual([]);
+      const target = { name: 'r', input, faults: compiled.check } as unknown as Tool;
+      expect(checkBuiltArguments(template, target, {})).toEqual([]);
+    }),
     { numRuns: 300 },
   );
-  expect(reported).toBeGreaterThan(30);
 });

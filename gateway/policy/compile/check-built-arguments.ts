@@ -1,4 +1,4 @@
-import { isDeepStrictEqual } from 'node:util';
+import { canonicalize, NotCanonicalError } from '../../domain/canonical.ts';
 import { isJsonObject, type Json, type JsonObject } from '../../domain/json.ts';
 import { listFaults, type Tool } from '../../domain/policy.ts';
 import { splitTemplate } from '../expressions/compile-template.ts';
@@ -115,9 +115,9 @@ function checkType(value: Json, schema: JsonObject, path: DocumentPath, context:
     report(`of type ${allowed.length === 1 ? allowed[0] : `${allowed.slice(0, -1).join(', ')} or ${allowed.at(-1)}`}`);
   else if (isLiteral(value)) {
     const choices = schema['enum'];
-    if (Array.isArray(choices) && !choices.some((choice) => isDeepStrictEqual(choice, value)))
+    if (Array.isArray(choices) && !choices.some((choice) => isEqualJson(choice as Json, value)))
       report(`one of ${choices.map((choice) => JSON.stringify(choice)).join(', ')}`);
-    if (schema['const'] !== undefined && !isDeepStrictEqual(schema['const'], value))
+    if (schema['const'] !== undefined && !isEqualJson(schema['const'], value))
       report(JSON.stringify(schema['const']));
   }
 }
@@ -142,6 +142,16 @@ function readDeclaredTypes(input: JsonObject, names: readonly string[]): Readonl
   }
   const types = isJsonObject(schema) ? readTypes(schema['type']) : undefined;
   return types && new Set(types);
+}
+
+/** Values without a canonical form count as equal, because a fault must be certain. */
+function isEqualJson(one: Json, other: Json): boolean {
+  try {
+    return canonicalize(one) === canonicalize(other);
+  } catch (error) {
+    if (error instanceof NotCanonicalError) return true;
+    throw error;
+  }
 }
 
 function readTypes(type: Json | undefined): string[] | undefined {

@@ -47,7 +47,9 @@ const templateArbitrary = fc.letrec<{ part: Json; object: JsonObject }>((tie) =>
     fc.array(tie('part'), { maxLength: 2 }) as fc.Arbitrary<Json>,
     tie('object'),
   ),
-  object: fc.dictionary(fc.constantFrom(...NAMES, 'd'), tie('part')) as fc.Arbitrary<JsonObject>,
+  object: fc.dictionary(fc.constantFrom(...NAMES, 'd'), tie('part'), {
+    noNullPrototype: true,
+  }) as fc.Arbitrary<JsonObject>,
 })).object;
 
 function fill(template: Json, values: readonly Json[]): Json {

@@ -32,6 +32,7 @@ tools:
   w.lookup: { upstream: w, effect: read, ${INPUT}, request: { method: GET, path: /probed/orders, query: { id: "\${args.id}" } }, redact: [result.order.order.pin] }
   w.shaped: ${tool('POST', '/probed/orders', `once: { by: probe, settles: 50ms, probe: { ${LOOKUP}, result: { id: "\${result.order.id}", of: "\${args.id}", pin: "\${has(result.order.order.pin) ? result.order.order.pin : 'none'}" } } }, undo: { kind: compensable, tool: w.none, args: { id: "\${result.id}" } }`)}
   w.misshaped: ${tool('POST', '/probed/orders', `once: { by: probe, settles: 50ms, probe: { ${LOOKUP}, result: "\${result.nothing.here}" } }`)}
+  w.asked: ${tool('POST', '/probed/orders', 'once: { by: probe, settles: 50ms, probe: { tool: w.lookup, args: { id: "${args.id}" }, applied: "has(result.count) && result.count > 0" } }')}
   m.find: { upstream: m, once: { by: none }, failed: "!result.structuredContent.found" }
   m.mail: { upstream: m, once: { by: none }, failed: result.structuredContent.refused }
 ${testerYaml('[{ allow: "*", approve: never }]')}`,
@@ -234,6 +235,23 @@ describe('a call that a probe found applied after a kill', () => {
   });
 });
 
+describe('a probe', () => {
+  it.each([
+    ['an HTML page', 200, '<html>please log in</html>'],
+    ['202, as if the read were still to be done', 202, { count: 0 }],
+    ['a list', 200, []],
+  ])('that is answered with %s proves nothing', async (_, status, body) => {
+    await upstream.plan({ match: { id, method: 'POST' }, do: ['apply', 'drop'] });
+    await upstream.plan({ match: { id, method: 'GET' }, do: [{ reply: status, body }], times: 2 });
+    const { body: answer } = await pollUntil(
+      () => gateway.call('w.asked', { id }, { key: id }),
+      (reply) => reply.body.state === 'succeeded',
+    );
+    expect(answer.result).toMatchObject({ found: true });
+    expect(await countEffects()).toBe(1);
+  });
+});
+
 describe('several tools with one method and path', () => {
   it('work under their own names', async () => {
     expect((await call('w.none')).status).toBe(200);
@@ -243,7 +261,7 @@ describe('several tools with one method and path', () => {
     // w.shaped and w.misshaped have POST /probed/orders; w.done is the proxy target of POST /none/mail.
     const denied = await gateway.post('/v1/proxy/w/probed/orders', { id });
     expect([denied.status, denied.body.code]).toEqual([403, 'denied']);
-    expect(denied.body.detail).toContain('w.shaped, w.misshaped');
+    expect(denied.body.detail).toContain('w.shaped, w.misshaped, w.asked');
     expect(await upstream.requests(id)).toHaveLength(0);
     const done = await gateway.post('/v1/proxy/w/none/mail', { id });
     expect(done.status).toBe(200);

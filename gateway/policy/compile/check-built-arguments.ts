@@ -117,8 +117,7 @@ function checkType(value: Json, schema: JsonObject, path: DocumentPath, context:
     const choices = schema['enum'];
     if (Array.isArray(choices) && !choices.some((choice) => isEqualJson(choice as Json, value)))
       report(`one of ${choices.map((choice) => JSON.stringify(choice)).join(', ')}`);
-    if (schema['const'] !== undefined && !isEqualJson(schema['const'], value))
-      report(JSON.stringify(schema['const']));
+    if (schema['const'] !== undefined && !isEqualJson(schema['const'], value)) report(JSON.stringify(schema['const']));
   }
 }
 

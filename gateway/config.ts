@@ -213,7 +213,7 @@ async function readConfigFile(env: NodeJS.ProcessEnv, cwd: string, faults: strin
     return empty;
   }
   const parsed = parsePolicyFile({ name: file, file, bytes });
-  if ('faults' in parsed) {
+  if (parsed.source === undefined || parsed.faults.length > 0) {
     faults.push(...parsed.faults.map(formatDiagnostic));
     return empty;
   }

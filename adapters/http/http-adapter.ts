@@ -7,6 +7,7 @@ import type {
   SendOptions,
   UpstreamAnswer,
 } from '../../gateway/domain/attempts/adapter.ts';
+import { classifyAnswer, classifyCutAnswer } from '../../gateway/domain/attempts/classify-answer.ts';
 import { ByteAccumulator } from '../../gateway/domain/byte-accumulator.ts';
 import { buildCredentialScrubber, toLatin1 } from '../../gateway/domain/calls/redact.ts';
 import type { Tool, Upstream } from '../../gateway/domain/policy.ts';
@@ -169,7 +170,7 @@ class HttpExchange implements Dispatcher.DispatchHandler {
 
   onResponseEnd(): void {
     try {
-      this.#finish(classifyStatus(this.#status, this.#tool.noEffect, this.#buildAnswer()));
+      this.#finish(classifyAnswer(this.#tool, this.#buildAnswer()));
     } catch {
       // The error may quote the answer and so a credential. So the detail says only that the answer cannot be read.
       this.#fail('the answer cannot be read');
@@ -184,7 +185,7 @@ class HttpExchange implements Dispatcher.DispatchHandler {
     if (this.#controller === undefined)
       return this.#finish({ kind: 'not_sent', detail, ...(refusedHere ? { refusedHere } : {}) });
     if (this.#status === 0) this.#finish({ kind: 'ambiguous', detail });
-    else this.#finish(classifyStatus(this.#status, this.#tool.noEffect, undefined, detail));
+    else this.#finish(classifyCutAnswer(this.#tool, this.#status, detail));
     this.#controller.abort(new Error(detail));
   }
 
@@ -209,19 +210,4 @@ class HttpExchange implements Dispatcher.DispatchHandler {
       return { status, contentType, body: scrubbed.toString('base64'), encoding: 'base64' };
     }
   }
-}
-
-/** The outcome that a status proves. `answer` is undefined when the body did not arrive completely. */
-export function classifyStatus(
-  status: number,
-  noEffect: ReadonlySet<number>,
-  answer: UpstreamAnswer | undefined,
-  detail = '',
-): Outcome {
-  const storedAnswer = answer ?? { status, contentType: null, body: null, encoding: 'utf8' };
-  if (noEffect.has(status)) return { kind: 'refused', answer: storedAnswer };
-  if (status >= 200 && status < 300) {
-    return answer === undefined ? { kind: 'ok_body_lost', answer: storedAnswer, detail } : { kind: 'ok', answer };
-  }
-  return { kind: 'ambiguous', detail: `the upstream answered ${status}`, answer: storedAnswer };
 }

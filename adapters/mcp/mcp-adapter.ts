@@ -9,6 +9,7 @@ import type {
   SendOptions,
   UpstreamAnswer,
 } from '../../gateway/domain/attempts/adapter.ts';
+import { classifyAnswer } from '../../gateway/domain/attempts/classify-answer.ts';
 import { buildCredentialScrubber } from '../../gateway/domain/calls/redact.ts';
 import { canonicalize } from '../../gateway/domain/canonical.ts';
 import { isJsonObject, type Json, type JsonObject } from '../../gateway/domain/json.ts';
@@ -244,9 +245,10 @@ export class McpAdapter implements Adapter {
         this.#describeToolError(result, discreet),
       );
     const answer = this.#buildAnswer(200, this.#serializeScrubbed(result));
+    // A tool that asks for input has not done its work, so `failed` is about a later answer.
     return result['resultType'] === 'input_required'
       ? { kind: 'ok', answer, wantsInput: true }
-      : { kind: 'ok', answer };
+      : classifyAnswer(tool, answer);
   }
 
   #describeToolError({ content }: JsonObject, discreet: boolean): string {

@@ -14,6 +14,8 @@ export interface ExpressionScope {
   readonly result?: Json;
   readonly before?: Json;
   readonly observed?: Json;
+  /** The status of the answer. CEL sees an int. */
+  readonly status?: number;
   readonly agent?: string;
   readonly tool?: string;
   readonly saga?: string | null;
@@ -73,6 +75,8 @@ export type OnceSpec =
       readonly args: Expression;
       /** CEL over `result` of the probe and `args` of the call. */
       readonly applied: Expression<boolean>;
+      /** The result of a call whose probe found the effect; absent: the result of the probe. CEL over `result` and `args`. */
+      readonly result?: Expression;
       readonly settlesMs: number;
     }
   | { readonly by: 'none' };
@@ -177,6 +181,12 @@ export interface Tool {
   readonly retry: RetryPolicy;
   /** Statuses that prove that nothing happened. */
   readonly noEffect: ReadonlySet<number>;
+  /** Whether a 2xx answer says that nothing happened. CEL over `status` and `result`. */
+  readonly failed?: Expression<boolean>;
+  /** Statuses from 200 to 299 that say that the upstream took the work on and may not have done it yet. */
+  readonly accepted: ReadonlySet<number>;
+  /** The tool that the proxy route takes, if several tools have this method and path. */
+  readonly isProxyTarget?: true;
   /** Paths such as `['args','card']`. Their values are never stored or logged in clear. */
   readonly redact: readonly (readonly string[])[];
   readonly maxResultBytes: number;

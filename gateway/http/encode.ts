@@ -108,7 +108,11 @@ export function problemOf(call: CallRecord, repeat: boolean): GatewayError | und
 }
 
 function describeFailure(call: CallRecord): string {
-  if (call.answer !== null) return `The tool answered ${call.answer.status}, and nothing happened.`;
+  if (call.answer !== null) {
+    const { status } = call.answer;
+    const why = status >= 200 && status < 300 ? ', which its contract calls a failure' : '';
+    return `The tool answered ${status}${why}, and nothing happened.`;
+  }
   return ERRORS[call.problem ?? 'internal'].title;
 }
 
@@ -118,7 +122,7 @@ function asSentence(text: string | null): string {
 }
 
 /** Outcomes that the answer must show: without them the result would be misread. */
-const SHOWN_OUTCOMES = new Set(['body_unavailable', 'already_satisfied', 'observed', 'input_required']);
+const SHOWN_OUTCOMES = new Set(['accepted', 'body_unavailable', 'already_satisfied', 'observed', 'input_required']);
 
 /** The body of a call. The result is inserted as the text of the upstream, because parsing would round its numbers. */
 export function callText(call: CallRecord, replayed: boolean): string {

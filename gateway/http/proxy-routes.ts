@@ -43,7 +43,8 @@ function sendUpstream(reply: FastifyReply, { call, repeat }: ToolAnswer, instanc
   if (!hasUpstreamAnswer || answer === null) return sendCall(reply, call, repeat, instance);
   reply.header('oncegate-txn', call.txn).header('oncegate-state', call.state);
   if (repeat) reply.header('idempotent-replayed', 'true');
-  if (call.outcome === 'body_unavailable') reply.header('oncegate-outcome', call.outcome);
+  if (call.outcome === 'body_unavailable' || call.outcome === 'accepted')
+    reply.header('oncegate-outcome', call.outcome);
   if (answer.contentType !== null) reply.type(answer.contentType);
   const body =
     answer.body === null ? null : answer.encoding === 'base64' ? Buffer.from(answer.body, 'base64') : answer.body;
@@ -53,23 +54,54 @@ function sendUpstream(reply: FastifyReply, { call, repeat }: ToolAnswer, instanc
 function matchTool(policies: Policies, request: FastifyRequest): { tool: string; args: JsonObject } {
   const { upstream } = request.params as { upstream: string };
   const segments = readPathSegments(request);
-  let best: { readonly tool: Tool; readonly match: PathMatch } | undefined;
-  for (const tool of policies.tools.values()) {
-    if (tool.upstream !== upstream || tool.request?.method !== request.method) continue;
-    const match = matchPath(tool, segments);
-    if (match !== undefined && (best === undefined || match.shape < best.match.shape)) best = { tool, match };
-  }
-  if (best !== undefined)
-    return { tool: best.tool.name, args: collectArguments(request, best.tool, best.match.values) };
+  const matches = findMostSpecific(policies, upstream, request.method, segments);
+  const [only] = matches.length > 1 ? matches.filter(({ tool }) => tool.isProxyTarget) : matches;
+  if (only !== undefined)
+    return { tool: only.tool.name, args: collectArguments(request, only.tool, only.match.values) };
   const path = `/${segments.join('/')}`;
-  const denied = new GatewayError('denied', `No declared tool of ${upstream} has ${request.method} ${path}.`);
+  const detail =
+    matches.length === 0
+      ? `No declared tool of ${upstream} has ${request.method} ${path}.`
+      : `Several tools of ${upstream} have ${request.method} ${path}: ${formatNames(matches)}. Call one of them by name, or declare proxy: true in one of them.`;
   // The log is permanent and an unknown path may contain personal data, so only its hash is logged.
-  throw new Refusal(denied, {
+  throw new Refusal(new GatewayError('denied', detail), {
     upstream,
     method: request.method,
     path: sha256Hex(path),
-    reason: 'no tool has this path',
+    reason: matches.length === 0 ? 'no tool has this path' : 'several tools have this path',
   });
+}
+
+interface ToolMatch {
+  readonly tool: Tool;
+  readonly match: PathMatch;
+}
+
+/** The tools whose path template fits best. Several, if they have one template. */
+function findMostSpecific(
+  policies: Policies,
+  upstream: string,
+  method: string,
+  segments: readonly string[],
+): readonly ToolMatch[] {
+  let best: ToolMatch[] = [];
+  for (const tool of policies.tools.values()) {
+    if (tool.upstream !== upstream || tool.request?.method !== method) continue;
+    const match = matchPath(tool, segments);
+    if (match === undefined) continue;
+    const shape = best[0]?.match.shape;
+    if (shape === undefined || match.shape < shape) best = [{ tool, match }];
+    else if (match.shape === shape) best.push({ tool, match });
+  }
+  return best;
+}
+
+const MAX_NAMED_TOOLS = 12;
+
+function formatNames(matches: readonly ToolMatch[]): string {
+  const names = matches.slice(0, MAX_NAMED_TOOLS).map(({ tool }) => tool.name);
+  const more = matches.length - names.length;
+  return more === 0 ? names.join(', ') : `${names.join(', ')} and ${more} more`;
 }
 
 /**

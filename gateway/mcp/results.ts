@@ -12,18 +12,28 @@ export function buildResult({ call, repeat }: ToolAnswer, isMcpTool: boolean, is
   if (problem !== undefined)
     return buildProblemResult(problem, call.answer, isMcpTool ? listPassedCodes(isContinuation) : NO_CODES);
   if (call.state !== 'succeeded') return buildWaitingResult(call, repeat);
-  const marks = { 'oncegate/txn': call.txn, 'oncegate/replayed': repeat, ...receipt(call) };
+  const accepted = call.outcome === 'accepted' ? { 'oncegate/outcome': call.outcome } : {};
+  const marks = { 'oncegate/txn': call.txn, 'oncegate/replayed': repeat, ...accepted, ...receipt(call) };
   const result = (isMcpTool ? readMcpResult(call) : buildTextResult(call)) ?? buildEmptyResult(call, repeat);
   const { _meta } = result;
+  const notes = listNotes(call, repeat).map(textContent);
   return {
     ...result,
-    // Without this note, a model would take the replay for a second execution.
-    ...(repeat && call.identity !== 'key' && Array.isArray(result['content'])
-      ? { content: [...result['content'], textContent(describeReplay(call))] }
-      : {}),
+    ...(notes.length > 0 && Array.isArray(result['content']) ? { content: [...result['content'], ...notes] } : {}),
     _meta: { ...(isJsonObject(_meta) ? _meta : {}), ...marks },
   };
 }
+
+/** What a model would misread without a note: it would take accepted work for done, and a replay for a second execution. */
+function listNotes(call: CallRecord, repeat: boolean): string[] {
+  const isReplay = repeat && call.identity !== 'key';
+  return [
+    ...(call.outcome === 'accepted' && call.answer?.body != null ? [ACCEPTED_NOTE] : []),
+    ...(isReplay ? [describeReplay(call)] : []),
+  ];
+}
+
+const ACCEPTED_NOTE = '(The service accepted this work, and may not have done it yet.)';
 
 function describeReplay({ txn, identity }: CallRecord): string {
   if (identity === 'shared')
@@ -51,6 +61,7 @@ function buildEmptyResult(call: CallRecord, repeat: boolean): JsonObject {
 
 function describeEmptyResult(outcome: string | null): string {
   if (outcome === 'body_unavailable') return 'The call succeeded, but its answer was lost and cannot be shown.';
+  if (outcome === 'accepted') return 'The service accepted this work, and may not have done it yet.';
   if (outcome === 'observed') return 'The answer was lost, but a second observation shows the requested state.';
   if (outcome === 'already_satisfied') return 'The requested state already existed. Nothing was sent.';
   return 'The call succeeded. It has no result.';

@@ -84,6 +84,7 @@ function buildImportedTool(upstream: Upstream, name: string, offer: ListedMcpToo
     timeoutMs: upstream.timeoutMs,
     retry: TOOL_DEFAULTS.retry,
     noEffect: new Set(),
+    accepted: new Set(TOOL_DEFAULTS.accepted),
     redact: [],
     maxResultBytes: TOOL_DEFAULTS.maxResultBytes,
     repeats: TOOL_DEFAULTS.repeats,

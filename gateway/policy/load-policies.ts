@@ -106,9 +106,8 @@ function collectSources(files: readonly ParsedFile[], diagnostics: Diagnostics):
       diagnostics.faults.push({ file: file.file, line: 1, column: 1, message });
       return [];
     }
-    if ('source' in parsed) return [parsed.source];
     diagnostics.faults.push(...parsed.faults);
-    return [];
+    return parsed.source === undefined ? [] : [parsed.source];
   });
 }
 

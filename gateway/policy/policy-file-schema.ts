@@ -106,7 +106,17 @@ const once = z.discriminatedUnion('by', [
   z.strictObject({ by: z.literal('idempotent') }),
   z.strictObject({
     by: z.literal('probe'),
-    probe: z.strictObject({ tool: toolName, args: template.optional(), applied: condition }),
+    probe: z.strictObject({
+      tool: toolName,
+      args: template.optional(),
+      applied: condition,
+      result: z
+        .unknown()
+        .meta({
+          description: 'The result of the call after the probe found its effect; every string may contain ${CEL}',
+        })
+        .optional(),
+    }),
     settles: durationOrZero.optional(),
   }),
   z.strictObject({ by: z.literal('none') }),
@@ -181,6 +191,17 @@ export const toolSchema = z.strictObject({
     })
     .optional(),
   noEffect: z.array(z.int().min(300).max(599)).optional(),
+  failed: condition
+    .meta({ description: 'CEL over status and result of a 2xx answer: true if it says that nothing happened' })
+    .optional(),
+  accepted: z
+    .array(z.int().min(200).max(299))
+    .meta({ description: 'Statuses that say that the work was taken on and may not be done yet' })
+    .optional(),
+  proxy: z
+    .literal(true)
+    .meta({ description: 'Of several tools with one method and path, the one that the proxy route takes' })
+    .optional(),
   redact: z
     .array(z.string().regex(/^(?:args|result)(?:\.[^.\s]+)+$/, 'must be a path such as args.card or result.token'))
     .optional(),

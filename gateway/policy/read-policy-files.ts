@@ -13,6 +13,7 @@ import {
 } from 'yaml';
 import { sanitize } from '../domain/sanitize.ts';
 import { type Diagnostic, endSentence, type SourceFile, toPosition } from './faults.ts';
+import { quoteFlowTemplates } from './quote-flow-templates.ts';
 
 /** The bytes of a policy file. `name` is relative to the policy directory; `file` is the path that messages show. */
 export interface PolicyFile {
@@ -95,28 +96,54 @@ export function describeFileError(error: unknown): string {
   return (error as NodeJS.ErrnoException).code ?? (error as Error).message;
 }
 
+/** A parsed file. It has a source beside faults only if the faults are known not to affect the rest of the file. */
+export interface ParsedYaml {
+  readonly source?: SourceFile;
+  readonly faults: readonly Diagnostic[];
+}
+
 /**
  * Parses an OpenAPI document less strictly than a policy file, because other people wrote it. Status codes may be unquoted keys, and
  * limits such as the largest int64 may be inexact. Keys and limits never become part of the arguments of a call.
  */
-export function parseOpenApiFile(file: PolicyFile): { source: SourceFile } | { faults: Diagnostic[] } {
+export function parseOpenApiFile(file: PolicyFile): ParsedYaml {
   return parseYamlFile(file, true);
 }
 
 /** Parses YAML 1.2 core: one document, no directives, tags, anchors, aliases or merge keys. */
-export function parsePolicyFile(file: PolicyFile): { source: SourceFile } | { faults: Diagnostic[] } {
-  return parseYamlFile(file, false);
+export function parsePolicyFile(file: PolicyFile): ParsedYaml {
+  const text = decodeUtf8(file.bytes);
+  if (text === undefined) return parseYamlFile(file, false);
+  const parsed = parseYamlText(file, text, false);
+  if (parsed.faults.length === 0) return parsed;
+  const quoted = quoteFlowTemplates(text);
+  if (quoted.found.length === 0) return parsed;
+  const { source, faults } = parseYamlText(file, quoted.text, false);
+  const found = quoted.found.map(({ offset, message }) => ({ file: file.file, ...countLines(text, offset), message }));
+  return { ...(source === undefined ? {} : { source }), faults: [...found, ...faults] };
 }
 
-function parseYamlFile(file: PolicyFile, isLenient: boolean): { source: SourceFile } | { faults: Diagnostic[] } {
-  let text: string;
+function countLines(text: string, offset: number): { line: number; column: number } {
+  const before = text.slice(0, offset);
+  return { line: before.split('\n').length, column: offset - before.lastIndexOf('\n') };
+}
+
+function decodeUtf8(bytes: Buffer): string | undefined {
   try {
-    text = new TextDecoder('utf-8', { fatal: true }).decode(file.bytes);
+    return new TextDecoder('utf-8', { fatal: true }).decode(bytes);
   } catch {
-    return {
-      faults: [{ file: file.file, line: 1, column: 1, message: 'The file is not UTF-8 text. Save it as UTF-8.' }],
-    };
+    return undefined;
   }
+}
+
+function parseYamlFile(file: PolicyFile, isLenient: boolean): ParsedYaml {
+  const text = decodeUtf8(file.bytes);
+  if (text !== undefined) return parseYamlText(file, text, isLenient);
+  const message = 'The file is not UTF-8 text. Save it as UTF-8.';
+  return { faults: [{ file: file.file, line: 1, column: 1, message }] };
+}
+
+function parseYamlText(file: PolicyFile, text: string, isLenient: boolean): ParsedYaml {
   const lines = new LineCounter();
   const position = { file: file.file, lines };
   const faults: Diagnostic[] = [];
@@ -156,7 +183,8 @@ function parseYamlFile(file: PolicyFile, isLenient: boolean): { source: SourceFi
       }
     });
     if (faults.length > 0) return { faults };
-    return { source: { name: file.name, file: file.file, text, document, lines, value: document.toJS() as unknown } };
+    const value = document.toJS() as unknown;
+    return { source: { name: file.name, file: file.file, text, document, lines, value }, faults };
   } catch (error) {
     // The parser recurses, so thousands of nested levels overflow its stack. That is a fault of the file.
     const message =

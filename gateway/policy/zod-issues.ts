@@ -100,7 +100,7 @@ export function describeUnknownKey(subject: string, key: string, known: readonly
 }
 
 function formatKnownKeys(known: readonly string[]): string {
-  return known.length === 0 ? '' : ` Known keys: ${formatList(known, 20)}.`;
+  return known.length === 0 ? '' : ` Known keys: ${formatList(known, 40)}.`;
 }
 
 function describeChoices(subject: string, found: unknown, choices: readonly string[]): string {

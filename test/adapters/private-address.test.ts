@@ -151,6 +151,7 @@ describe('an upstream without allowPrivate', () => {
         name: 't',
         upstream: 'inside',
         noEffect: new Set([400]),
+        accepted: new Set(),
         maxResultBytes: 1_000,
       } as unknown as Tool;
       const request = { method: 'POST', path: '/', headers: {}, body: '{}' };

@@ -61,7 +61,13 @@ beforeAll(async () => {
 afterAll(() => server.close());
 
 const httpAnswer = () => {
-  const tool = { name: 't', upstream: 'u', noEffect: new Set(), maxResultBytes: 4_000_000 } as unknown as Tool;
+  const tool = {
+    name: 't',
+    upstream: 'u',
+    noEffect: new Set(),
+    accepted: new Set(),
+    maxResultBytes: 4_000_000,
+  } as unknown as Tool;
   const request = { method: 'POST', path: '/', headers: {}, body: '{}' };
   const adapter = new HttpAdapter(upstream, Buffer.alloc(32));
   const sent = adapter.send(tool, request, { timeoutMs: 60_000, maySend: () => true, freshConnection: true });

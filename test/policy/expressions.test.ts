@@ -131,6 +131,36 @@ describe('evaluation errors', () => {
   });
 });
 
+describe('has() with required owners', () => {
+  const evaluate = (source: string, hasOwner: 'object' | 'object_or_null', result: Json): unknown => {
+    const expression = compileCondition(source, { variables: ['result'], hasOwner, reportFault: expect.unreachable });
+    try {
+      return expression({ result });
+    } catch (error) {
+      return (error as Error).message;
+    }
+  };
+  const FAILS = expect.stringMatching(/is read of a value that is not an object|is missing/);
+
+  test.each<[source: string, result: Json, strict: unknown, orNull: unknown]>([
+    ['has(result.a)', { a: null }, true, true],
+    ['has(result.a)', {}, false, false],
+    ['has(result.a)', null, FAILS, false],
+    ['has(result.a)', 'text', FAILS, FAILS],
+    ['has(result.a)', [{ a: 1 }], FAILS, FAILS],
+    ['has(result.a)', 7, FAILS, FAILS],
+    ['has(result.a.b)', { a: { b: 1 } }, true, true],
+    ['has(result.a.b)', { a: null }, FAILS, false],
+    ['has(result.a.b)', { a: 'text' }, FAILS, FAILS],
+    ['has(result.a.b)', {}, FAILS, FAILS],
+    ['!has(result.a) || result.a == 1', 'text', FAILS, FAILS],
+    ['[1].exists(x, has(result.a))', 'text', FAILS, FAILS],
+  ])('%s of %j', (source, result, strict, orNull) => {
+    expect(evaluate(source, 'object', result)).toEqual(strict);
+    expect(evaluate(source, 'object_or_null', result)).toEqual(orNull);
+  });
+});
+
 describe('faults at load', () => {
   test.each<[string, string[]]>([
     ['', ['undefined: The expression is empty. Write a CEL expression.']],

@@ -181,7 +181,7 @@ describe('faults of one entry', () => {
     [
       tool('efect: read'),
       [
-        `${at}:4:21: Unknown key "efect". Did you mean "effect"? Known keys: upstream, description, title, output, input, effect, request, once, key, undo, observe, locks, timeout, retry, noEffect, redact, result, record, untrusted and repeats.`,
+        `${at}:4:21: Unknown key "efect". Did you mean "effect"? Known keys: upstream, description, title, output, input, effect, request, once, key, undo, observe, locks, timeout, retry, noEffect, failed, accepted, proxy, redact, result, record, untrusted and repeats.`,
       ],
     ],
     [tool('once: { by: magic }'), [`${at}:4:33: by must be one of key, idempotent, probe, none (got magic).`]],
@@ -216,6 +216,23 @@ describe('faults of one entry', () => {
       [expect.stringMatching(/ keys must be a list \(got /)],
     ],
     [tool('noEffect: [200]'), [`${at}:4:32: noEffect[0] must be at least 300 (got 200).`]],
+    [tool('accepted: [303]'), [`${at}:4:32: accepted[0] must be at most 299 (got 303).`]],
+    [tool('accepted: [199]'), [`${at}:4:32: accepted[0] must be at least 200 (got 199).`]],
+    [tool('accepted: 202'), [`${at}:4:31: accepted must be a list (got 202).`]],
+    [tool('failed: status'), [`${at}:4:29: The expression must yield true or false (got int).`]],
+    [
+      tool('failed: has(result.errors) && args.a'),
+      [`${at}:4:51: Unknown variable "args". Known variables: status and result.`],
+    ],
+    [tool('failed: status == "200"'), [expect.stringContaining(`${at}:4:29: This is not a valid CEL expression: `)]],
+    [tool('proxy: false'), [`${at}:4:28: proxy must be true (got false).`]],
+    [
+      tool('once: { by: probe, probe: { tool: r, applied: result.ok, result: { id: "${status}" } } }'),
+      [
+        `${at}:4:55: There is no tool "r". Declare it in tools.`,
+        `${at}:4:95: Unknown variable "status". Known variables: result, args and agent.`,
+      ],
+    ],
     [tool('retry: { base: 10s, max: 1s }'), [`${at}:4:46: max must be at least base, which is 10s (got 1s).`]],
     [tool('redact: [card]'), [`${at}:4:30: redact[0] must be a path such as args.card or result.token (got card).`]],
     [
@@ -279,6 +296,128 @@ const PEOPLE = `people:
   alice: { roles: [approver], groups: [finance] }
   bob: { roles: [viewer], groups: [finance] }
 `;
+
+/** A tool `t` that builds arguments for `r`, the tool of line 6 with this schema. */
+const building = (body: string, schema: string, input = '{}'): string => `${UPSTREAM_YAML}tools:
+  t: { upstream: u, ${body}, input: ${input} }
+  f: { upstream: u, effect: read, input: ${schema} }
+  r: { upstream: u, input: ${schema} }
+agents:
+  bot: { rules: [{ allow: "*" }] }
+`;
+const undo = (args: string): string => `undo: { kind: compensable, tool: r, args: ${args} }`;
+const CLOSED =
+  '{ type: object, required: [charge], additionalProperties: false, properties: { charge: { type: string }, amount: { type: integer } } }';
+
+describe('faults of arguments that a tool builds for another', () => {
+  test.each<[string, string[]]>([
+    [building(undo('{ charge: "${result.id}", amount: "${result.amount}" }'), CLOSED), []],
+    [building(undo('"${args.undo}"'), CLOSED), []],
+    [
+      building(undo('{ amount: 1 }'), CLOSED),
+      [`${at}:4:57: r requires the argument charge, which is missing. Add it.`],
+    ],
+    [building('undo: { kind: compensable, tool: r }', CLOSED), [expect.stringMatching(/:4:21: r requires .* charge/)]],
+    [
+      building(undo('{ chrage: "${result.id}" }'), CLOSED),
+      [
+        `${at}:4:57: r requires the argument charge, which is missing. Is it misspelled as chrage? Add it.`,
+        `${at}:4:65: r has no argument chrage. Did you mean "charge"? Known arguments: charge and amount.`,
+      ],
+    ],
+    [
+      building(undo('{ charge: 7, amount: "1" }'), CLOSED),
+      [
+        `${at}:4:73: charge of r must be of type string (got 7).`,
+        `${at}:4:84: amount of r must be of type integer (got "1").`,
+      ],
+    ],
+    [
+      building(
+        undo('{ charge: "${args.id}", amount: "${args.price}" }'),
+        CLOSED,
+        '{ properties: { id: { type: integer }, price: { type: number } } }',
+      ),
+      [`${at}:4:73: charge of r must be of type string (got integer).`],
+    ],
+    [
+      building(undo('"${args.id}"'), CLOSED, '{ properties: { id: { type: string } } }'),
+      [`${at}:4:63: The arguments of r must be an object.`],
+    ],
+    // Other members may be allowed, and a choice of schemas is not followed.
+    [building(undo('{ x: 1 }'), '{ type: object, properties: { charge: {} } }'), []],
+    [building(undo('{ x: "${result.x}" }'), '{ anyOf: [{ required: [charge] }, { required: [y] }] }'), []],
+    // Without expressions, the whole schema is known to apply.
+    [
+      building(undo('{ x: 1 }'), '{ anyOf: [{ required: [charge] }, { required: [y] }] }'),
+      [expect.stringContaining(`${at}:4:57: These arguments do not fit r: args must have "charge"`)],
+    ],
+    [
+      building(
+        undo('{ a: { b: "${result.x}" } }'),
+        '{ properties: { a: { $ref: "#/$defs/A" } }, $defs: { A: { required: [c] } } }',
+      ),
+      [`${at}:4:65: r requires the argument a.c, which is missing. Add it.`],
+    ],
+    [
+      building('observe: { tool: f, args: { id: 1 }, satisfied: observed.ok }', CLOSED),
+      [expect.stringMatching(/:4:41: f requires .* charge/), expect.stringMatching(/:4:49: f has no argument id\./)],
+    ],
+    [
+      building('once: { by: probe, probe: { tool: f, applied: result.ok } }', CLOSED),
+      [expect.stringMatching(/:4:40: f requires .* charge/)],
+    ],
+  ])('%s', (yaml, faults) => {
+    expect(listPolicyFaults(yaml)).toEqual(faults);
+  });
+});
+
+describe('an unquoted template in a flow collection', () => {
+  const rest = Array.from({ length: 50 }, (_, i) => `  x${i}: { upstream: u, effect: read }\n`).join('');
+  const withUndo = (args: string): string => `${UPSTREAM_YAML}tools:
+  t: { upstream: u, undo: { kind: compensable, tool: r, args: ${args} } }
+  r: { upstream: u }
+${rest}agents:
+  bot: { rules: [{ allow: "*" }] }
+`;
+
+  test.each<[string, string[]]>([
+    ['{ id: ${args.id} }', ['4:69: A value with ${ must be quoted inside { } and [ ]. Write "${args.id}".']],
+    ['{id: ${args.id}}', ['4:68: A value with ${ must be quoted inside { } and [ ]. Write "${args.id}".']],
+    [
+      '{ id: ${args["id"]}, b: 1 }',
+      [`4:69: A value with \${ must be quoted inside { } and [ ]. Write '\${args["id"]}'.`],
+    ],
+    [
+      '{ a: [x/${args.b}-${args.c}], d: ${ {"e": 1}.e } }',
+      [
+        '4:69: A value with ${ must be quoted inside { } and [ ]. Write "x/${args.b}-${args.c}".',
+        '4:96: A value with ${ must be quoted inside { } and [ ]. Write \'${ {"e": 1}.e }\'.',
+      ],
+    ],
+    ['{ id: $${literal} }', ['4:69: A value with ${ must be quoted inside { } and [ ]. Write "$${literal}".']],
+  ])('%s is one fault that says how to quote it', (args, faults) => {
+    expect(listPolicyFaults(withUndo(args))).toEqual(faults.map((fault) => `${at}:${fault}`));
+  });
+
+  test('does not hide the other faults of the file, nor add any in other files', () => {
+    const faults = listPolicyFaults({
+      'a.yaml': withUndo('{ id: ${args.id} }').replace('agents:', '  bad: { upstream: uu }\nagents:'),
+      'b.yaml': 'agents:\n  other: { rules: [{ allow: t }] }\n',
+    });
+    expect(faults).toEqual([
+      'policies/a.yaml:4:69: A value with ${ must be quoted inside { } and [ ]. Write "${args.id}".',
+      'policies/a.yaml:56:20: There is no upstream "uu". Did you mean "u"?',
+    ]);
+  });
+
+  test('needs no quotes in a block', () => {
+    const block = withUndo('{}').replace('args: {} } }', 'args: {} }, locks: [a] }');
+    expect(
+      listPolicyFaults(block.replace('  r: { upstream: u }', '  r:\n    upstream: u\n    key: ${args.id}')),
+    ).toEqual([]);
+  });
+});
 
 describe('faults between entries', () => {
   test.each<[string, string[]]>([
@@ -389,9 +528,21 @@ describe('faults between entries', () => {
       `${UPSTREAM_YAML}tools:
   a.one: { upstream: u, request: { method: GET, path: "/x/\${args.a}" } }
   a.two: { upstream: u, request: { method: GET, path: "/x/\${args.b}" } }
-  a.three: { upstream: u, request: { method: PUT, path: "/x/\${args.b}" } }
+  a.three: { upstream: u, request: { method: PUT, path: "/x/\${args.b}" }, proxy: true }
 `,
-      [`${at}:5:3: a.two and a.one have the same request, GET /x/{}. Change or remove one of them.`],
+      [],
+    ],
+    [
+      `${UPSTREAM_YAML}tools:
+  a.one: { upstream: u, request: { path: "/x/\${args.a}" }, proxy: true }
+  a.two: { upstream: u, request: { path: "/x/\${args.b}" }, proxy: true }
+  a.three: { upstream: u, request: { path: "/x/\${args.b}" } }
+`,
+      [`${at}:5:60: proxy: true must be in only one tool with POST /x/{} of u, and a.one has it. Remove one of them.`],
+    ],
+    [
+      'upstreams:\n  m: { adapter: mcp, url: "http://m.example" }\ntools:\n  m.t: { upstream: m, proxy: true }\n',
+      [`${at}:4:23: proxy is only for tools of http upstreams, and m is an mcp upstream. Remove it.`],
     ],
     [
       `${UPSTREAM_YAML}tools:\n  a.b__c: { upstream: u, request: { path: /1 } }\n  a__b.c: { upstream: u, request: { path: /2 } }\n`,

@@ -30,7 +30,8 @@ export interface UpstreamAnswer {
 
 /**
  * The result of one attempt. Only `ok` and `ok_body_lost` prove the effect; only `not_sent` and `refused` prove its absence.
- * Everything else is `ambiguous` and must never be treated as either.
+ * `accepted` proves that the upstream took the work on, not that it is done. Everything else is `ambiguous` and must never be
+ * treated as either.
  */
 export type Outcome =
   | {
@@ -50,7 +51,10 @@ export type Outcome =
       readonly wantsInput?: boolean;
     }
   | { readonly kind: 'ok_body_lost'; readonly answer: UpstreamAnswer; readonly detail: string }
-  | { readonly kind: 'refused'; readonly answer: UpstreamAnswer }
+  /** `detail` is set when the body did not arrive completely. */
+  | { readonly kind: 'accepted'; readonly answer: UpstreamAnswer; readonly detail?: string }
+  /** `detail` is set when the body, not the status, says that nothing happened. */
+  | { readonly kind: 'refused'; readonly answer: UpstreamAnswer; readonly detail?: string }
   | { readonly kind: 'ambiguous'; readonly detail: string; readonly answer?: UpstreamAnswer };
 
 export interface SendOptions {

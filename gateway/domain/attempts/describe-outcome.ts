@@ -1,14 +1,25 @@
 import type { CallRecord } from '../calls/call-record.ts';
 import { sanitize } from '../sanitize.ts';
-import type { Outcome } from './adapter.ts';
+import type { Outcome, UpstreamAnswer } from './adapter.ts';
 
 /** What the ledger knows about the newest attempt of a call. */
 export type LastAttempt = Pick<CallRecord, 'attempt' | 'attemptDetail'>;
 
 /** The outcome of an attempt in words. */
 export function describeOutcome(outcome: Outcome): string {
-  if ('detail' in outcome) return sanitize(outcome.detail);
-  return `the upstream answered ${outcome.answer.status}`;
+  switch (outcome.kind) {
+    case 'ok':
+      return describeStatus(outcome.answer);
+    case 'accepted':
+    case 'refused':
+      return outcome.detail === undefined ? describeStatus(outcome.answer) : sanitize(outcome.detail);
+    default:
+      return sanitize(outcome.detail);
+  }
+}
+
+function describeStatus({ status }: UpstreamAnswer): string {
+  return `the upstream answered ${status}`;
 }
 
 /**

@@ -21,6 +21,7 @@ export function concludeAttempt(kind: CallKind, outcome: Outcome, unresolved: nu
   switch (outcome.kind) {
     case 'ok':
     case 'ok_body_lost':
+    case 'accepted':
       return { state: 'succeeded' };
     case 'refused':
       if (kind === 'read' && outcome.answer.status === 429) return { state: 'open', unknown: false };

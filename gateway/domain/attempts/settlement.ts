@@ -22,9 +22,6 @@ export const ALREADY_SATISFIED: Settlement = {
   isObservationOnly: true,
 };
 
-/** A probe found the effect of an attempt whose outcome was unknown. */
-export const PROBED: Settlement = { state: 'succeeded', outcome: 'probed', evidence: 'probe' };
-
 /** An observation, which the contract of the tool declares as proof, found the effect of an unknown attempt. */
 export const OBSERVED: Settlement = {
   state: 'succeeded',
@@ -33,14 +30,24 @@ export const OBSERVED: Settlement = {
   isObservationOnly: true,
 };
 
+/** A probe found the effect of an attempt whose outcome was unknown. `detail`: why the result is not the usual one. */
+export function buildProbedSettlement(detail?: string): Settlement {
+  return withDetail({ state: 'succeeded', outcome: 'probed', evidence: 'probe' }, detail);
+}
+
 /** The settlement of a call whose attempt was conclusive. `unresolved` counts earlier attempts that may have had an effect. */
 export function buildAnswerSettlement(state: 'succeeded' | 'failed', outcome: Outcome, unresolved: number): Settlement {
   if (state === 'failed') return { state, outcome: 'refused', evidence: 'answer', problem: 'tool_failed' };
   if (outcome.kind === 'ok' && outcome.wantsInput === true)
     return { state, outcome: 'input_required', evidence: 'answer' };
   const evidence = unresolved > 0 ? 'same_key' : 'answer';
+  if (outcome.kind === 'accepted') return withDetail({ state, outcome: 'accepted', evidence }, outcome.detail);
   if (outcome.kind !== 'ok_body_lost') return { state, outcome: 'answered', evidence };
   return { state, outcome: 'body_unavailable', evidence, detail: outcome.detail };
+}
+
+function withDetail(settlement: Settlement, detail: string | undefined): Settlement {
+  return detail === undefined ? settlement : { ...settlement, detail };
 }
 
 /** The settlement of a call that may not be sent any more and of which nothing was sent. */

@@ -3,7 +3,7 @@ import {
   decideAfterFailedReobservation,
   decideNextAction,
 } from '../../domain/attempts/next-action.ts';
-import { OBSERVED, PROBED } from '../../domain/attempts/settlement.ts';
+import { buildProbedSettlement, OBSERVED } from '../../domain/attempts/settlement.ts';
 import type { Context } from '../context.ts';
 import type { ActionResult } from './attempt-loop.ts';
 import { buildCallEvent } from './build-patches.ts';
@@ -20,7 +20,7 @@ export async function probeEffect(ctx: Context, call: InFlightCall): Promise<Act
   ctx.reachKillPoint('probed');
   switch (probed.kind) {
     case 'applied':
-      return settleCall(ctx, call, PROBED, probed.answer);
+      return settleCall(ctx, call, buildProbedSettlement(probed.detail), probed.answer);
     case 'not_applied':
       return continueDisproved(ctx, call, 'probe');
     case 'failed':

@@ -1,9 +1,10 @@
 import type { UpstreamAnswer } from '../../domain/attempts/adapter.ts';
+import { parseResult } from '../../domain/attempts/classify-answer.ts';
 import { NotCanonicalError } from '../../domain/canonical.ts';
 import type { Json, JsonObject } from '../../domain/json.ts';
 import { ExpressionError } from '../../domain/policy.ts';
 import { sanitize } from '../../domain/sanitize.ts';
-import { parseResult, redactAnswer } from '../calls/payload.ts';
+import { redactAnswer } from '../calls/payload.ts';
 import type { Context } from '../context.ts';
 import { encodeObservation, prepareUndoArguments } from '../sagas/undo.ts';
 import type { InFlightCall } from './in-flight-call.ts';

@@ -1,7 +1,8 @@
 import type { Outcome } from '../../domain/attempts/adapter.ts';
+import { parseResult } from '../../domain/attempts/classify-answer.ts';
 import { describeOutcome } from '../../domain/attempts/describe-outcome.ts';
 import { canReleaseBlocked, concludeAttempt, decideNextAction } from '../../domain/attempts/next-action.ts';
-import { parseResult, redactAnswer } from '../calls/payload.ts';
+import { redactAnswer } from '../calls/payload.ts';
 import type { Context } from '../context.ts';
 import { findSendBlock } from '../controls/freezes-and-breakers.ts';
 import { withLockToken } from '../controls/locks.ts';
@@ -68,11 +69,16 @@ function maySend(ctx: Context, call: InFlightCall, policyVersion: string | undef
 
 /** Prepares the undo if the attempt had its effect, and redacts the answer before it is stored and returned. */
 function prepareUndoAndRedact(ctx: Context, call: InFlightCall, outcome: Outcome): Outcome {
-  if ((outcome.kind === 'ok' && outcome.wantsInput !== true) || outcome.kind === 'ok_body_lost')
-    call.undoArguments = prepareUndoArguments(ctx, call, () => parseResult(outcome.answer));
+  if (hasEffect(outcome)) call.undoArguments = prepareUndoArguments(ctx, call, () => parseResult(outcome.answer));
   if (!('answer' in outcome) || outcome.answer === undefined) return outcome;
   const answer = redactAnswer(call.tool, outcome.answer, call.payload.args, call.payload.secrets);
   return answer === outcome.answer ? outcome : { ...outcome, answer };
+}
+
+/** Whether there may be something to undo. A tool that only asked for input did nothing. */
+function hasEffect(outcome: Outcome): outcome is Extract<Outcome, { kind: 'ok' | 'ok_body_lost' | 'accepted' }> {
+  if (outcome.kind === 'ok') return outcome.wantsInput !== true;
+  return outcome.kind === 'ok_body_lost' || outcome.kind === 'accepted';
 }
 
 /** Closes an attempt that did not end its call. Its result is recorded before the next request, or when the call is parked. */

@@ -1,4 +1,5 @@
 import type { PreparedRequest, StoredRequest, UpstreamAnswer } from '../../domain/attempts/adapter.ts';
+import { parseJsonBody } from '../../domain/attempts/classify-answer.ts';
 import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { decrypt, encrypt } from '../../domain/calls/encryption.ts';
 import {
@@ -10,7 +11,7 @@ import {
   toLatin1,
 } from '../../domain/calls/redact.ts';
 import { canonicalize } from '../../domain/canonical.ts';
-import type { Json, JsonObject } from '../../domain/json.ts';
+import type { JsonObject } from '../../domain/json.ts';
 import type { Tool } from '../../domain/policy.ts';
 
 export interface Payload {
@@ -144,19 +145,4 @@ function redactNumbers(body: string, secrets: ReadonlySet<string>): string {
   const long = new Set([...secrets].filter((digits) => digits.length >= MIN_ECHO_CHARS));
   if (long.size === 0) return body;
   return body.replace(NUMBER_PATTERN, (literal) => (long.has(String(Number(literal))) ? 'null' : literal));
-}
-
-/** The `result` of expressions: the parsed body if it is JSON, else the text. */
-export function parseResult(answer: UpstreamAnswer): Json {
-  if (answer.body === null) return null;
-  return parseJsonBody(answer) ?? answer.body;
-}
-
-function parseJsonBody(answer: UpstreamAnswer): Json | undefined {
-  if (answer.body === null || answer.encoding !== 'utf8') return undefined;
-  try {
-    return JSON.parse(answer.body) as Json;
-  } catch {
-    return undefined;
-  }
 }

@@ -5,7 +5,7 @@ import { parseDurationMs } from '../../domain/duration.ts';
 import type { Json, JsonObject } from '../../domain/json.ts';
 import type { BusinessKey, ObserveSpec, OnceSpec, Tool, UndoSpec, Upstream } from '../../domain/policy.ts';
 import type { DeclaredEntry } from '../declarations.ts';
-import { compileCondition, type ScopeVariable } from '../expressions/compile-expression.ts';
+import { type CompileOptions, compileCondition, type ScopeVariable } from '../expressions/compile-expression.ts';
 import { compileTemplate, splitTemplate, type TemplateCompileOptions } from '../expressions/compile-template.ts';
 import {
   type Diagnostics,
@@ -31,6 +31,7 @@ export const TOOL_DEFAULTS = {
   retry: { attempts: 5, baseMs: 200, maxMs: 30_000, withinMs: 3_600_000 },
   /** For HTTP tools only. An MCP server refuses in its own messages, and the status of a proxy in front of it proves nothing. */
   noEffect: [400, 401, 403, 404, 422, 429],
+  accepted: [202],
   maxResultBytes: 1_048_576,
   repeats: { policy: 'replay', windowMs: 60_000 },
 } as const;
@@ -51,6 +52,7 @@ export interface ToolCompilation {
     path: DocumentPath,
     source: string | boolean,
     variables: readonly ScopeVariable[],
+    hasOwner?: CompileOptions['hasOwner'],
   ): ReturnType<typeof compileCondition>;
 }
 
@@ -71,6 +73,12 @@ export function compileTool(
     diagnostics.addError(
       locateKey(location, 'request'),
       `request is only for tools of http upstreams, and ${value.upstream} is an mcp upstream. Remove it.`,
+    );
+  }
+  if (adapter === 'mcp' && value.proxy !== undefined) {
+    diagnostics.addError(
+      locateKey(location, 'proxy'),
+      `proxy is only for tools of http upstreams, and ${value.upstream} is an mcp upstream. Remove it.`,
     );
   }
   const timeoutMs = value.timeout === undefined ? (upstream.compiled?.timeoutMs ?? 0) : parseDurationMs(value.timeout);
@@ -99,6 +107,11 @@ export function compileTool(
     timeoutMs,
     retry: compileRetry(context),
     noEffect: new Set(value.noEffect ?? (adapter === 'mcp' ? [] : TOOL_DEFAULTS.noEffect)),
+    ...(value.failed !== undefined && {
+      failed: context.condition(['failed'], value.failed, ['status', 'result'], 'object'),
+    }),
+    accepted: new Set(value.accepted ?? TOOL_DEFAULTS.accepted),
+    ...(value.proxy === true && { isProxyTarget: true as const }),
     redact: compileRedact(context, input),
     maxResultBytes: value.result?.maxBytes ?? TOOL_DEFAULTS.maxResultBytes,
     repeats: {
@@ -139,9 +152,10 @@ function createToolCompilation(
         else diagnostics.addWarning(locateChild(location, ...path, ...below), message, offset);
       },
     }),
-    condition: (path, source, variables) =>
+    condition: (path, source, variables, hasOwner) =>
       compileCondition(unwrapTemplate(String(source)), {
         variables,
+        ...(hasOwner !== undefined && { hasOwner }),
         reportFault: (message, offset) => diagnostics.addError(locateChild(location, ...path), message, offset),
         reportArgumentRead: (argument, offset) => {
           const message = explainUnknown(argument);
@@ -236,7 +250,13 @@ function compileOnce(context: ToolCompilation): OnceSpec {
     by: 'probe',
     tool: once.probe.tool,
     args: compileTemplate(once.probe.args ?? {}, context.templateOptions(['once', 'probe', 'args'], ['args', 'agent'])),
-    applied: context.condition(['once', 'probe', 'applied'], once.probe.applied, ['result', 'args']),
+    applied: context.condition(['once', 'probe', 'applied'], once.probe.applied, ['result', 'args'], 'object_or_null'),
+    ...(once.probe.result !== undefined && {
+      result: compileTemplate(
+        once.probe.result,
+        context.templateOptions(['once', 'probe', 'result'], ['result', 'args', 'agent']),
+      ),
+    }),
     settlesMs: once.settles === undefined ? TOOL_DEFAULTS.settlesMs : parseDurationMs(once.settles),
   };
 }
@@ -305,7 +325,7 @@ function compileObserve(context: ToolCompilation, observe: NonNullable<ToolDecla
   return {
     tool: observe.tool,
     args: compileTemplate(observe.args ?? {}, context.templateOptions(['observe', 'args'], ['args', 'agent'])),
-    satisfied: context.condition(['observe', 'satisfied'], observe.satisfied, ['observed', 'args']),
+    satisfied: context.condition(['observe', 'satisfied'], observe.satisfied, ['observed', 'args'], 'object_or_null'),
     ...(observe.settles !== undefined && { settlesMs: parseDurationMs(observe.settles) }),
   };
 }

@@ -1,9 +1,19 @@
+import type { Json } from '../../domain/json.ts';
 import type { Agent, JwtSpec, Person, Policies, Rule, Tool } from '../../domain/policy.ts';
 import { BUILT_IN_TOOL_EFFECTS } from '../built-in-tools.ts';
 import type { Declarations, DeclaredEntry } from '../declarations.ts';
-import { type Diagnostics, didYouMean, formatList, locateChild, locateKey, type SourceLocation } from '../faults.ts';
+import {
+  type Diagnostics,
+  type DocumentPath,
+  didYouMean,
+  formatList,
+  locateChild,
+  locateKey,
+  type SourceLocation,
+} from '../faults.ts';
 import { compileGlob, isGlob } from '../glob.ts';
 import type { ToolDeclaration } from '../policy-file-schema.ts';
+import { checkBuiltArguments } from './check-built-arguments.ts';
 import { formatRuleId } from './compile-agent.ts';
 import { normalizePathTemplate } from './compile-request.ts';
 
@@ -32,7 +42,7 @@ export function crossCheck(
       );
   }
   checkModelNames(context);
-  checkDuplicateRequests(context);
+  checkProxyTargets(context);
   checkDuplicateKeys(context);
   checkOverlappingJwts(context);
   for (const agent of declared.agents.values()) checkRules(context, agent);
@@ -103,6 +113,30 @@ function checkToolReferences(
   checkReference(value.observe?.tool, locateChild(location, 'observe', 'tool'), true);
   if (value.once?.by === 'probe')
     checkReference(value.once.probe.tool, locateChild(location, 'once', 'probe', 'tool'), true);
+  const built: readonly BuiltArguments[] = [
+    { tool: value.undo?.tool, args: value.undo?.args, path: ['undo', 'args'] },
+    { tool: value.observe?.tool, args: value.observe?.args, path: ['observe', 'args'] },
+    ...(value.once?.by === 'probe'
+      ? [{ tool: value.once.probe.tool, args: value.once.probe.args, path: ['once', 'probe', 'args'] }]
+      : []),
+  ];
+  const callerInput = policies.tools.get(name)?.input ?? {};
+  for (const { tool, args = {}, path } of built) {
+    const target = tool === undefined ? undefined : policies.tools.get(tool);
+    if (target === undefined) continue;
+    for (const fault of checkBuiltArguments(args as Json, target, callerInput))
+      diagnostics.addError(
+        { ...locateChild(location, ...path, ...fault.path), key: fault.key === true },
+        fault.message,
+      );
+  }
+}
+
+/** The arguments that a tool builds for another tool, and their place in its declaration. */
+interface BuiltArguments {
+  readonly tool: string | undefined;
+  readonly args: unknown;
+  readonly path: DocumentPath;
 }
 
 /** The name that models see must be unique and at most 64 characters long. */
@@ -126,17 +160,18 @@ function checkModelNames({ declared, diagnostics }: CrossCheckInput): void {
   }
 }
 
-function checkDuplicateRequests({ declared, policies, diagnostics }: CrossCheckInput): void {
+/** Several tools may have one method and path, as of a GraphQL service. At most one of them takes the requests of the proxy route. */
+function checkProxyTargets({ declared, policies, diagnostics }: CrossCheckInput): void {
   const seen = new Map<string, Tool>();
   for (const tool of policies.tools.values()) {
-    if (tool.request === undefined) continue;
+    if (tool.request === undefined || tool.isProxyTarget === undefined) continue;
     const shape = `${tool.request.method} ${normalizePathTemplate(tool.request.pathTemplate)}`;
     const other = seen.get(`${tool.upstream} ${shape}`);
     const location = declared.tools.get(tool.name)?.location;
     if (other !== undefined && location !== undefined) {
       diagnostics.addError(
-        { ...location, key: true },
-        `${tool.name} and ${other.name} have the same request, ${shape}. Change or remove one of them.`,
+        locateKey(location, 'proxy'),
+        `proxy: true must be in only one tool with ${shape} of ${tool.upstream}, and ${other.name} has it. Remove one of them.`,
       );
     }
     seen.set(`${tool.upstream} ${shape}`, other ?? tool);

@@ -5,7 +5,7 @@ import { isJsonObject, type Json, type JsonObject } from '../../domain/json.ts';
 import { type Expression, ExpressionError, type ExpressionScope } from '../../domain/policy.ts';
 import { sanitize } from '../../domain/sanitize.ts';
 import { didYouMean, endSentence, formatList } from '../faults.ts';
-import { attachCostMeter, celToJson, listChildren } from './expression-cost.ts';
+import { attachCostMeter, celToJson, type HasOwner, listChildren, requireObjectsInHas } from './expression-cost.ts';
 import { compileFastPath } from './expression-fast-path.ts';
 import { parseHistoryQuery, registerHistory } from './history-functions.ts';
 
@@ -18,6 +18,8 @@ export type ScopeVariable = keyof ExpressionScope;
 /** How an expression is compiled: its variables, and the receivers of what the compiler finds. */
 export interface CompileOptions {
   readonly variables: readonly ScopeVariable[];
+  /** The evaluation fails when `has` looks into any other value. Default: `has` yields false for values without members. */
+  readonly hasOwner?: HasOwner;
   /** `offset` is a position inside the expression or string. */
   reportFault(message: string, offset?: number): void;
   /** Receives each argument that the expression reads without a `has(args.…)` for it. */
@@ -34,6 +36,7 @@ const VARIABLE_TYPES: Readonly<Record<ScopeVariable, string>> = {
   result: 'dyn',
   before: 'dyn',
   observed: 'dyn',
+  status: 'int',
   agent: 'string',
   tool: 'string',
   saga: 'dyn',
@@ -136,7 +139,7 @@ function compileTyped(
     options.reportFault(`The expression must yield ${expected} (got ${checked.type}).`, 0);
     return failingExpression;
   }
-  return compilePathAccess(source) ?? compileOmitKeys(parsed.ast) ?? buildEvaluator(parsed, source);
+  return compilePathAccess(source) ?? compileOmitKeys(parsed.ast) ?? buildEvaluator(parsed, source, options.hasOwner);
 }
 
 /** Replaces an expression that did not compile, so that loading continues and finds the next fault. */
@@ -265,16 +268,23 @@ function findArgumentRead(node: ASTNode): string | undefined {
   return right.op === 'value' && typeof right.args === 'string' ? right.args : undefined;
 }
 
-function buildEvaluator(parsed: ParseResult, source: string): Expression {
+function buildEvaluator(parsed: ParseResult, source: string, hasOwner?: HasOwner): Expression {
   const fastPath = compileFastPath(parsed.ast);
   const meter = attachCostMeter(parsed.ast);
+  if (hasOwner !== undefined) requireObjectsInHas(parsed.ast, hasOwner);
   const readsNow = /\bnow\b/.test(source);
+  const readsStatus = /\bstatus\b/.test(source);
   return (scope) => {
     const result = fastPath?.(scope);
     if (result !== undefined) return result;
     try {
       meter.reset();
-      const context = readsNow && scope.now !== undefined ? { ...scope, now: new Date(scope.now) } : scope;
+      const { now, status } = scope;
+      const context = {
+        ...scope,
+        ...(readsNow && now !== undefined ? { now: new Date(now) } : {}),
+        ...(readsStatus && status !== undefined ? { status: BigInt(status) } : {}),
+      };
       return celToJson(parsed(context), meter);
     } catch (error) {
       throw new ExpressionError(`${describeEvaluationError(error)} in \`${truncateSource(source)}\``);

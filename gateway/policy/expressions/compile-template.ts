@@ -153,7 +153,7 @@ export function splitTemplate(template: string): TemplatePart[] | { readonly fau
 }
 
 /** The offset of the `}` that closes the expression. Skips CEL strings and map literals. */
-function findExpressionEnd(template: string, start: number): number | undefined {
+export function findExpressionEnd(template: string, start: number): number | undefined {
   let depth = 0;
   for (let index = start; index < template.length; index++) {
     const character = template[index];

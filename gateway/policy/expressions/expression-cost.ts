@@ -107,6 +107,45 @@ export function attachCostMeter(root: ASTNode): CostMeter {
   return meter;
 }
 
+/** The values whose members `has` may look for: as CEL specifies, or also null. */
+export type HasOwner = 'object' | 'object_or_null';
+
+/**
+ * Makes `has(a.b)` fail when `a` is text, a list or a number. The library yields false, so an HTML page would be an answer without
+ * errors. Must be called after the type check.
+ */
+export function requireObjectsInHas(root: ASTNode, owners: HasOwner): void {
+  const [name, args] = root.op === 'call' ? root.args : [];
+  if (name !== 'has') {
+    for (const child of listChildren(root)) requireObjectsInHas(child, owners);
+    return;
+  }
+  const members: string[] = [];
+  let owner = args?.[0];
+  while (owner?.op === '.') {
+    members.unshift(owner.args[1]);
+    owner = owner.args[0];
+  }
+  const variable = owner;
+  if (variable === undefined) return;
+  wrapEvaluator(root, (run) => (evaluator, node, context) => {
+    // The library does not prepare the nodes between the variable and the last member for an evaluation of their own.
+    let value = (evaluator as CelEvaluatorInternals).run(variable, context);
+    for (const [depth, member] of members.entries()) {
+      if (value === null && owners === 'object_or_null') break;
+      if (!isJsonObject(value)) throw new ExpressionError(`${member} is read of a value that is not an object`);
+      if (depth < members.length - 1 && !Object.hasOwn(value, member))
+        throw new ExpressionError(`${member} is missing`);
+      value = value[member];
+    }
+    return run(evaluator, node, context);
+  });
+}
+
+interface CelEvaluatorInternals {
+  run(node: ASTNode, context: unknown): unknown;
+}
+
 function wrapEvaluator(node: ASTNode, around: (run: CelEvaluator) => CelEvaluator): void {
   const written = node as unknown as CelNodeInternals;
   const evaluable = written.meta.alternate ?? written;

@@ -3,7 +3,7 @@ import { isJsonObject } from '../../domain/json.ts';
 import type { Declarations, DeclaredEntry } from '../declarations.ts';
 import { type Diagnostics, locateChild } from '../faults.ts';
 import type { ToolDeclaration, UpstreamDeclaration } from '../policy-file-schema.ts';
-import { type PolicyFile, parseOpenApiFile, parsePolicyFile } from '../read-policy-files.ts';
+import { type ParsedYaml, type PolicyFile, parseOpenApiFile, parsePolicyFile } from '../read-policy-files.ts';
 import { formatShortValue } from '../zod-issues.ts';
 import { type ImportedOperation, importOperation, measureInput, type OpenApiOperation } from './import-operation.ts';
 import { buildToolNames, hasRoomForOperationNames } from './import-tool-names.ts';
@@ -15,7 +15,7 @@ const MAX_TOTAL_INPUT_BYTES = 262_144;
 /** A YAML file and the result of parsing it. */
 export interface ParsedFile {
   readonly file: PolicyFile;
-  readonly parsed: ReturnType<typeof parsePolicyFile>;
+  readonly parsed: ParsedYaml;
 }
 
 /** The files of a directory by purpose. A JSON file can only be an OpenAPI document. */
@@ -41,8 +41,7 @@ export function classifyFiles(files: readonly PolicyFile[]): ClassifiedFiles {
 
 /** The files that a policy file imports. A file that did not parse imports none. */
 function listImportedDocuments({ file, parsed }: ParsedFile): string[] {
-  const upstreams =
-    'source' in parsed && isJsonObject(parsed.source.value) ? parsed.source.value['upstreams'] : undefined;
+  const upstreams = isJsonObject(parsed.source?.value) ? parsed.source.value['upstreams'] : undefined;
   return Object.values(isJsonObject(upstreams) ? upstreams : {}).flatMap((upstream) => {
     if (!isJsonObject(upstream) || upstream['adapter'] !== 'http' || typeof upstream['import'] !== 'string') return [];
     return resolveImportPath(file.name, upstream['import']) ?? [];
@@ -87,8 +86,8 @@ function importOperationsOf(
   if (value?.adapter !== 'http' || value.import === undefined) return [];
   const file = findDocument(upstream, value.import, documents, diagnostics);
   const parsed = file && parseOpenApiFile(file);
-  if (parsed && 'faults' in parsed) diagnostics.faults.push(...parsed.faults);
-  const read = parsed && 'source' in parsed ? readOpenApi(parsed.source, diagnostics) : undefined;
+  if (parsed !== undefined) diagnostics.faults.push(...parsed.faults);
+  const read = parsed?.source && readOpenApi(parsed.source, diagnostics);
   if (read === undefined) return [];
   const names = buildToolNames(name, read.operations);
   let size = 0;

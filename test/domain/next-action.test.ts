@@ -65,6 +65,7 @@ const answerOf = (status: number): UpstreamAnswer => ({ status, contentType: nul
 const OUTCOMES: readonly Outcome[] = [
   { kind: 'ok', answer: answerOf(200) },
   { kind: 'ok_body_lost', answer: answerOf(200), detail: 'cut' },
+  { kind: 'accepted', answer: answerOf(202) },
   { kind: 'refused', answer: answerOf(404) },
   { kind: 'refused', answer: answerOf(429) },
   { kind: 'not_sent', detail: 'down' },
@@ -77,6 +78,7 @@ describe('the conclusion of an outcome', () => {
   it.each<[CallKind, Outcome['kind'], number, string]>([
     ['none', 'ok', 0, 'succeeded'],
     ['none', 'ok_body_lost', 0, 'succeeded'],
+    ['none', 'accepted', 0, 'succeeded'],
     ['none', 'refused', 0, 'failed'],
     ['none', 'not_sent', 0, 'open'],
     ['none', 'ambiguous', 0, 'open, unknown'],
@@ -118,7 +120,7 @@ describe('the conclusion of an outcome', () => {
     fc.assert(
       fc.property(fc.constantFrom(...KINDS), fc.constantFrom(...OUTCOMES), fc.nat(), (kind, outcome, n) => {
         const conclusion = concludeAttempt(kind, outcome, n);
-        expect(conclusion.state === 'succeeded').toBe(outcome.kind === 'ok' || outcome.kind === 'ok_body_lost');
+        expect(conclusion.state === 'succeeded').toBe(['ok', 'ok_body_lost', 'accepted'].includes(outcome.kind));
         if (conclusion.state === 'failed') expect(outcome.kind).toBe('refused');
         if (conclusion.state === 'open')
           expect(conclusion.unknown).toBe(outcome.kind === 'ambiguous' && kind !== 'read');

@@ -5,6 +5,7 @@ import {
   buildAnswerSettlement,
   buildDeniedSettlement,
   buildFailedSettlement,
+  buildProbedSettlement,
   type FailedCall,
   type Settlement,
 } from '../../gateway/domain/attempts/settlement.ts';
@@ -12,6 +13,7 @@ import {
 const answerOf = (status: number): UpstreamAnswer => ({ status, contentType: null, body: null, encoding: 'utf8' });
 const OK: Outcome = { kind: 'ok', answer: answerOf(200) };
 const BODY_LOST: Outcome = { kind: 'ok_body_lost', answer: answerOf(200), detail: 'cut' };
+const ACCEPTED: Outcome = { kind: 'accepted', answer: answerOf(202) };
 const REFUSED: Outcome = { kind: 'refused', answer: answerOf(404) };
 const NOT_SENT: Outcome = { kind: 'not_sent', detail: 'connection refused' };
 const AMBIGUOUS: Outcome = { kind: 'ambiguous', detail: 'reset' };
@@ -22,6 +24,13 @@ describe('the settlement by an answer', () => {
     ['an answer after an unknown attempt', OK, 1, { outcome: 'answered', evidence: 'same_key' }],
     ['an answer without its body', BODY_LOST, 0, { outcome: 'body_unavailable', evidence: 'answer', detail: 'cut' }],
     ['the same after an unknown attempt', BODY_LOST, 2, { outcome: 'body_unavailable', evidence: 'same_key' }],
+    ['accepted work', ACCEPTED, 0, { outcome: 'accepted', evidence: 'answer' }],
+    [
+      'the same with a cut body',
+      { ...ACCEPTED, detail: 'cut' },
+      1,
+      { outcome: 'accepted', evidence: 'same_key', detail: 'cut' },
+    ],
     ['a question', { ...OK, wantsInput: true }, 1, { outcome: 'input_required', evidence: 'answer' }],
   ])('%s is a success', (_, outcome, unresolved, expected) => {
     const settlement = buildAnswerSettlement('succeeded', outcome, unresolved);
@@ -38,6 +47,12 @@ describe('the settlement by an answer', () => {
       problem: 'tool_failed',
     });
   });
+});
+
+it('the settlement by a probe says why the result is not the usual one', () => {
+  const probed = { state: 'succeeded', outcome: 'probed', evidence: 'probe' };
+  expect(buildProbedSettlement()).toEqual(probed);
+  expect(buildProbedSettlement('why')).toEqual({ ...probed, detail: 'why' });
 });
 
 it('the settlement of a denied call says why', () => {
@@ -103,6 +118,13 @@ describe('the words for an outcome', () => {
     expect(describeOutcome({ kind: 'ambiguous', detail: 'the upstream answered 500', answer: answerOf(500) })).toBe(
       'the upstream answered 500',
     );
+  });
+
+  it('may have a detail beside the answer', () => {
+    expect(describeOutcome(ACCEPTED)).toBe('the upstream answered 202');
+    expect(describeOutcome(REFUSED)).toBe('the upstream answered 404');
+    expect(describeOutcome({ kind: 'accepted', answer: answerOf(202), detail: 'cut' })).toBe('cut');
+    expect(describeOutcome({ kind: 'refused', answer: answerOf(200), detail: 'failed' })).toBe('failed');
   });
 
   it('can be stored', () => {

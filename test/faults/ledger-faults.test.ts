@@ -37,7 +37,7 @@ describe.each(KINDS)('a failed ledger write of world.%s', (kind) => {
 
   it('sends nothing and frees the key if the claim was not persisted', async () => {
     const id = `t1-lost-${kind}`;
-    const cut = link.cutAfterClientBytes(matchesStatement('claim'), { forward: false });
+    const cut = link.cutAfterClientBytes(matchesStatement('write-claims'), { forward: false });
     const first = await gateway.call(tool, { id }, { key: id });
     expect(await cut).toBe(true);
     expect(first.status).toBe(503);
@@ -51,7 +51,7 @@ describe.each(KINDS)('a failed ledger write of world.%s', (kind) => {
 
   it('sends nothing and releases the claim if the claim was persisted without confirmation', async () => {
     const id = `t1-kept-${kind}`;
-    const cut = link.cutAfterClientBytes(matchesStatement('claim'), { forward: true });
+    const cut = link.cutAfterClientBytes(matchesStatement('write-claims'), { forward: true });
     const first = await gateway.call(tool, { id }, { key: id });
     expect(await cut).toBe(true);
     expect(first.status).toBe(503);
@@ -69,7 +69,7 @@ describe.each(KINDS)('a failed ledger write of world.%s', (kind) => {
     'tells the caller to retry, and the retry gets the one result, if the settlement %s',
     async (name, forward) => {
       const id = `t2-${name.replaceAll(' ', '-')}-${kind}`;
-      const cut = link.cutAfterClientBytes(matchesStatement('advance'), { forward });
+      const cut = link.cutAfterClientBytes(matchesStatement('write-settlements'), { forward });
       const first = await gateway.call(tool, { id }, { key: id });
       expect(await cut).toBe(true);
       expect([200, 504]).toContain(first.status);

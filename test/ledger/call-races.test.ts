@@ -1,6 +1,7 @@
 import { randomUUID } from 'node:crypto';
-import { expect, it } from 'vitest';
-import { eraseCalls } from '../../gateway/ledger/calls/retention.ts';
+import { afterEach, expect, it } from 'vitest';
+import { eraseCalls, eraseExpiredPayloads } from '../../gateway/ledger/calls/retention.ts';
+import { closeSagaForRollback } from '../../gateway/ledger/sagas/saga-rollback.ts';
 import { UndoStore } from '../../gateway/ledger/sagas/undos.ts';
 import { buildNewCall, buildSuccess, buildUpdate } from '../support/call-record.ts';
 import { insertEndedCall } from '../support/call-rows.ts';
@@ -11,6 +12,9 @@ const { database, db } = useLedger(4);
 const calls = useCallStore(db);
 const lease = useLease(db);
 const client = useClient(database);
+
+// A failed test must not keep its locks: the next one would wait for them.
+afterEach(() => client.query('rollback'));
 
 const WAITING = `select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`;
 
@@ -48,6 +52,26 @@ it('locks the open rows of a batch by txn, so that a rollback that locks by txn 
   expect(await written).toEqual([true, true]);
 });
 
+it('recalls the steps of a rollback by txn, so that a batch that locks by txn never waits in a circle', async () => {
+  const saga = randomUUID();
+  await database.query(`insert into sagas (id, agent, asked) values ($1, 'a', '')`, [saga]);
+  const [first = '', second = ''] = [randomUUID(), randomUUID()].sort();
+  // The later step has the smaller txn, so the order of the steps is not that of the locks.
+  for (const txn of [second, first]) await calls.claim(buildNewCall(lease.id, { txn, saga, kind: 'key' }));
+  await client.query('begin');
+  await client.query('select 1 from open_calls where txn = $1 for update', [first]);
+  const request = { id: saga, to: undefined, reason: 'r', by: 'agent', canResumeParked: false, entry: '{}' };
+  const closing = closeSagaForRollback(db, request);
+  await pollUntil(
+    () => database.query(WAITING),
+    (waiting) => waiting.length === 1,
+  );
+  // The rollback waits for the first row, so it must not hold the second.
+  await client.query('select 1 from open_calls where txn = $1 for update nowait', [second]);
+  await client.query('commit');
+  expect((await closing).toSorted()).toEqual([first, second]);
+});
+
 it('does not erase the arguments of an undo that a person begins at the same time', async () => {
   const txn = await insertEndedCall(database);
   await client.query('begin');
@@ -61,6 +85,21 @@ it('does not erase the arguments of an undo that a person begins at the same tim
   await client.query('commit');
   expect(await erasing).toEqual([]);
   expect(await database.query('select args from undos where txn = $1', [txn])).toEqual([{ args: '{}' }]);
+});
+
+it('does not sweep a call whose undo a person begins at the same time', async () => {
+  const txn = await insertEndedCall(database, { settled_at: new Date(0) });
+  await client.query('begin');
+  await client.query('select 1 from calls where txn = $1 for no key update', [txn]);
+  await client.query(`insert into undos (txn, state, args) values ($1, 'due', '{}')`, [txn]);
+  const sweeping = eraseExpiredPayloads(db, 0);
+  await pollUntil(
+    () => database.query(WAITING),
+    (waiting) => waiting.length === 1,
+  );
+  await client.query('commit');
+  await sweeping;
+  expect(await database.query('select erased_at from calls where txn = $1', [txn])).toEqual([{ erased_at: null }]);
 });
 
 it('does not begin the undo of a call that is erased at the same time', async () => {

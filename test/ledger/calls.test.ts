@@ -1,8 +1,8 @@
 import { randomUUID } from 'node:crypto';
 import { describe, expect, it } from 'vitest';
-import { releaseClaim, takeOverCalls } from '../../gateway/ledger/calls/call-ownership.ts';
+import { handOverCalls, orphanCall, releaseClaim, takeOverCalls } from '../../gateway/ledger/calls/call-ownership.ts';
 import { CallStore } from '../../gateway/ledger/calls/calls.ts';
-import { recordResolution } from '../../gateway/ledger/calls/verdicts.ts';
+import { areSendersGone, recordResolution } from '../../gateway/ledger/calls/verdicts.ts';
 import { endDeadProcessesOnHost, Lease } from '../../gateway/ledger/process-lease.ts';
 import { buildNewCall, buildSuccess, buildUpdate, type TestCallFields } from '../support/call-record.ts';
 import { useCallStore, useLease, useLedger } from '../support/use-ledger.ts';
@@ -49,6 +49,26 @@ describe('a claim', () => {
   });
 });
 
+describe('a release of a claim', () => {
+  it('under an older fence changes nothing, although the owner is the same', async () => {
+    const one = newCall({ state: 'ready' });
+    await calls.claim(one);
+    await orphanCall(db, one.txn, lease.id);
+    const taken = await takeOverCalls(db, lease.id, () => '{}');
+    expect(taken.find(({ txn }) => txn === one.txn)).toMatchObject({ owner: lease.id, fence: 2, unresolved: 0 });
+    expect(await releaseClaim(db, { txn: one.txn, owner: lease.id, fence: 1 }, '{}')).toBe(false);
+    expect(await calls.read(one.txn)).toMatchObject({ state: 'ready', fence: 2 });
+  });
+
+  it('changes nothing while an attempt may have had an effect', async () => {
+    const one = newCall();
+    await calls.claim(one);
+    await calls.update(buildUpdate(one.txn, { unresolved: 1 }));
+    expect(await releaseClaim(db, { txn: one.txn, owner: lease.id, fence: 1 }, '{}')).toBe(false);
+    expect(await calls.read(one.txn)).toMatchObject({ state: 'sending', unresolved: 1 });
+  });
+});
+
 describe('a settlement', () => {
   it('closes the call once; a second settlement changes nothing', async () => {
     const one = newCall();
@@ -70,6 +90,30 @@ describe('a settlement', () => {
       await calls.update(buildUpdate(one.txn, { state: 'in_doubt', parked: { dueInMs: null }, unresolved: 1 })),
     ).toBe(false);
     expect(await calls.settle(buildSuccess(one.txn, { isEvidence: true, evidence: 'late_answer' }))).toBe(true);
+  });
+
+  it('of a former owner is a late answer, and leaves the attempt of the new owner unknown', async () => {
+    const one = newCall({ owner: randomUUID(), kind: 'key' });
+    await calls.claim(one);
+    await takeOverCalls(db, lease.id, () => '{}');
+    const reopened = { fence: 2, state: 'in_doubt', attempt: 2, attemptOpen: true, unresolved: 1 } as const;
+    expect(await calls.update(buildUpdate(one.txn, reopened))).toBe(true);
+    const doubt = await calls.read(one.txn);
+    expect(await calls.settle(buildSuccess(one.txn, { isEvidence: true }))).toBe(true);
+    const ended = await calls.read(one.txn);
+    expect(ended).toMatchObject({ state: 'succeeded', evidence: 'late_answer', attempt: 2 });
+    // Only the success is certain. The unknown time is now that of the second attempt.
+    expect(ended?.unknownSince?.getTime()).toBeGreaterThan(doubt?.unknownSince?.getTime() ?? Number.POSITIVE_INFINITY);
+  });
+
+  it('whose commit was not confirmed is confirmed when it is written again, and any other is not', async () => {
+    const one = newCall();
+    await calls.claim(one);
+    const written = buildSuccess(one.txn, { entry: '{"ended":1}', leaf: Buffer.alloc(32, 3) });
+    expect(await calls.settle(written)).toBe(true);
+    expect(await calls.settle(written)).toBe(true);
+    expect(await database.query(`select 1 from audit_entries where entry = '{"ended":1}'`)).toHaveLength(1);
+    expect(await calls.settle({ ...written, leaf: Buffer.alloc(32, 4) })).toBe(false);
   });
 
   it('does not apply after later ones, and is not applied twice', async () => {
@@ -104,6 +148,22 @@ describe('a settlement', () => {
     } as const;
     expect(await recordResolution(db, seen, verdict)).toBe(false);
     expect(await calls.read(one.txn)).toMatchObject({ state: 'in_doubt', attemptOpen: true });
+  });
+
+  it('keeps what only the open row knew', async () => {
+    const one = newCall();
+    await calls.claim(one);
+    await database.query(
+      `update open_calls set lock_token = 7, owner_deaths = 2, retried_by = 'p', unknown_since = now() where txn = $1`,
+      [one.txn],
+    );
+    const open = await calls.read(one.txn);
+    expect(open).toMatchObject({ lockToken: 7, ownerDeaths: 2, retriedBy: 'p', attempt: 1 });
+    expect(await calls.settle(buildSuccess(one.txn))).toBe(true);
+    const keptFields = ['lockToken', 'ownerDeaths', 'retriedBy', 'attempt', 'firstSentAt', 'unknownSince'] as const;
+    const ended = await calls.read(one.txn);
+    for (const field of keptFields) expect([field, ended?.[field]]).toEqual([field, open?.[field]]);
+    expect(ended?.firstSentAt).not.toBeNull();
   });
 
   it('applies for each of two updates of one call in the same batch', async () => {
@@ -153,6 +213,24 @@ describe('a settlement', () => {
   });
 });
 
+describe('the verdict retry', () => {
+  it.each([
+    ['none', 0],
+    ['key', 1],
+  ] as const)('for a call of kind %s ends the right of the former owner to update it', async (kind, unresolved) => {
+    const one = newCall({ kind });
+    await calls.claim(one);
+    const doubt = { state: 'in_doubt', unresolved: 1, parked: { dueInMs: null } } as const;
+    await calls.update(buildUpdate(one.txn, doubt));
+    const seen = await calls.read(one.txn);
+    if (seen === undefined) throw new Error('the call is gone');
+    const verdict = { verdict: 'retry', person: 'p', reason: 'r', answer: null, undo: null, entry: '{}' } as const;
+    expect(await recordResolution(db, seen, verdict)).toBe(true);
+    expect(await calls.update(buildUpdate(one.txn, { ...doubt, updateNumber: 2 }))).toBe(false);
+    expect(await calls.read(one.txn)).toMatchObject({ fence: 2, updateNumber: 1, unresolved, isRetryRequested: true });
+  });
+});
+
 describe('taking over', () => {
   it('skips calls of live processes, however old', async () => {
     const one = newCall();
@@ -167,8 +245,40 @@ describe('taking over', () => {
     const lost = Array.from({ length: 50 }, () => newCall({ owner: dead }));
     await Promise.all(lost.map((one) => calls.claim(one)));
     const takers = await Promise.all(Array.from({ length: 4 }, () => takeOverCalls(db, lease.id, () => '{}')));
-    const taken = takers.flat().map((call) => call.txn);
-    expect(taken.sort()).toEqual(lost.map((one) => one.txn).sort());
+    const txns = new Set(lost.map(({ txn }) => txn));
+    const taken = takers.flat().map(({ txn }) => txn);
+    // Other tests of this file leave due calls.
+    expect(taken.filter((txn) => txns.has(txn)).sort()).toEqual([...txns].sort());
+  });
+
+  it('remembers every former owner, and none of them is gone before its process has ended', async () => {
+    const former = [randomUUID(), randomUUID()];
+    await database.query(
+      `insert into processes (id, host, pid, pid_started, lease_until, schema_version)
+       select id, 'elsewhere', 7, '1', now() - interval '1 s', 20 from unnest($1::uuid[]) as id`,
+      [former],
+    );
+    const end = (id: string | undefined) => database.query('update processes set ended_at = now() where id = $1', [id]);
+    const one = newCall({ owner: former[0] ?? null });
+    await calls.claim(one);
+    expect(await areSendersGone(db, one.txn)).toBe(true);
+    for (const next of [former[1] ?? '', lease.id]) await takeOverCalls(db, next, () => '{}');
+    await end(former[1]);
+    expect(await areSendersGone(db, one.txn)).toBe(false);
+    await end(former[0]);
+    expect(await areSendersGone(db, one.txn)).toBe(true);
+  });
+
+  it('follows a hand-over at once, but skips an open attempt while its process lives', async () => {
+    const own = new Lease(db, () => {});
+    await own.start();
+    const [idle, sending] = [newCall({ owner: own.id, state: 'ready' }), newCall({ owner: own.id })];
+    for (const each of [idle, sending]) await calls.claim(each);
+    await handOverCalls(db, own.id);
+    const taken = (await takeOverCalls(db, lease.id, () => '{}')).map(({ txn }) => txn);
+    expect([idle, sending].map(({ txn }) => taken.includes(txn))).toEqual([true, false]);
+    expect(await calls.read(sending.txn)).toMatchObject({ owner: own.id, attemptOpen: true, unresolved: 0 });
+    await own.end();
   });
 
   it('takes a call without an owner when it is due, and counts no owner death', async () => {
@@ -217,6 +327,15 @@ describe('a lease', () => {
 });
 
 describe('updates of one call', () => {
+  it('of a former owner are not reported as applied, although the new owner has written their number', async () => {
+    const each = newCall({ owner: randomUUID() });
+    await calls.claim(each);
+    await takeOverCalls(db, lease.id, () => '{}');
+    const parked = { state: 'in_doubt', unresolved: 1, parked: { dueInMs: null } } as const;
+    expect(await calls.update(buildUpdate(each.txn, { ...parked, fence: 2 }))).toBe(true);
+    expect(await calls.update(buildUpdate(each.txn, parked))).toBe(false);
+  });
+
   it('whose step number a late success took are not reported as applied', async () => {
     const each = newCall();
     await calls.claim(each);
@@ -227,6 +346,23 @@ describe('updates of one call', () => {
       await calls.update(buildUpdate(each.txn, { state: 'in_doubt', parked: { dueInMs: null }, unresolved: 1 })),
     ).toBe(false);
     expect((await calls.read(each.txn))?.state).toBe('succeeded');
+  });
+
+  it.each([
+    ['are refused for a recalled call of which nothing is unknown', 'key', { recalled: true }, 0, false],
+    ['apply to a recalled call whose doubt they resolve', 'key', { recalled: true }, 1, true],
+    ['are refused for a fenced idempotent call in any case', 'idempotent', { recalled: true, fenced: true }, 1, false],
+    ['apply to a fenced call with a key whose doubt they resolve', 'key', { recalled: true, fenced: true }, 1, true],
+  ] as const)('that open an attempt %s', async (_, kind, flags, unresolved, isApplied) => {
+    const each = newCall({ kind });
+    await calls.claim(each);
+    await calls.update(buildUpdate(each.txn, { unresolved }));
+    // The owner read the call before it was recalled, so only the ledger can refuse the attempt.
+    for (const flag of Object.keys(flags))
+      await database.query(`update open_calls set ${flag} = true where txn = $1`, [each.txn]);
+    const opened = buildUpdate(each.txn, { updateNumber: 2, attempt: 2, attemptOpen: true, unresolved });
+    expect(await calls.update(opened)).toBe(isApplied);
+    expect(await calls.read(each.txn)).toMatchObject({ attempt: isApplied ? 2 : 1, attemptOpen: isApplied });
   });
 
   it('of which the second is rejected do not reject claims of the same batch', async () => {

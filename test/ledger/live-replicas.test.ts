@@ -111,3 +111,14 @@ describe('a migration that requires no live replicas', () => {
     }
   });
 });
+
+describe('a replica of a version before the split', () => {
+  it('gets no lease after the split, so it neither sends nor counts as live', async () => {
+    const registering = database.query(
+      `insert into processes (id, host, pid, pid_started, lease_until)
+       values (gen_random_uuid(), 'elsewhere', 7, '1', now() + interval '6 s')`,
+    );
+    await expect(registering).rejects.toThrow('a newer version of Oncegate has migrated this ledger');
+    expect(await database.query('select 1 from processes')).toEqual([]);
+  });
+});

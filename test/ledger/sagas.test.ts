@@ -114,6 +114,8 @@ describe('a mark of an undo', () => {
     expect(await claimUndo(txn, 0)).toMatchObject({ kind: 'taken' });
     expect(await mark(txn, 'due', 'failed', 0)).toBe(false);
     expect(await mark(txn, 'running', 'due', 1)).toBe(true);
+    // A worker that read the undo before its first try must not start the second.
+    expect(await claimUndo(txn, 0)).toMatchObject({ kind: 'taken' });
     expect(await claimUndo(txn, 1)).toMatchObject({ kind: 'won' });
     expect(await mark(txn, 'running', 'done', 1)).toBe(false);
     expect(await mark(txn, 'running', 'done', 2)).toBe(true);

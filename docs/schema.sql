@@ -353,6 +353,21 @@ create table calls (
   constraint possible_call CHECK (((octet_length(fingerprint) = 32) AND ((ordinal IS NULL) OR (saga IS NOT NULL)) AND ((run IS NULL) = (epoch IS NULL))))
 );
 
+create table control_flag_version (
+  only_row boolean default true not null,
+  version bigint not null,
+  constraint control_flag_version_pkey PRIMARY KEY (only_row),
+  constraint control_flag_version_only_row_check CHECK (only_row)
+);
+
+create table control_flags (
+  scope text not null,
+  by text not null,
+  reason text not null,
+  at timestamp with time zone default now() not null,
+  constraint control_flags_pkey PRIMARY KEY (scope)
+);
+
 create table deployment (
   only_row boolean default true not null,
   id uuid not null,
@@ -462,7 +477,7 @@ create table processes (
   started_at timestamp with time zone default now() not null,
   lease_until timestamp with time zone not null,
   ended_at timestamp with time zone,
-  switches_seen bigint default 0 not null,
+  control_flags_seen bigint default 0 not null,
   schema_version integer default 0 not null,
   constraint processes_pkey PRIMARY KEY (id)
 );
@@ -581,21 +596,6 @@ create table sweeps (
   name text not null,
   through_at timestamp with time zone not null,
   constraint sweeps_pkey PRIMARY KEY (name)
-);
-
-create table switch_version (
-  only_row boolean default true not null,
-  version bigint not null,
-  constraint switch_version_pkey PRIMARY KEY (only_row),
-  constraint switch_version_only_row_check CHECK (only_row)
-);
-
-create table switches (
-  scope text not null,
-  by text not null,
-  reason text not null,
-  at timestamp with time zone default now() not null,
-  constraint switches_pkey PRIMARY KEY (scope)
 );
 
 create table taints (

@@ -264,6 +264,14 @@ create index open_calls_by_due on open_calls (due_at) where owner is null and du
 create index open_calls_by_owner on open_calls (owner) where owner is not null;
 create index open_calls_by_run on open_calls (run) where run is not null;
 
+-- The flags are called control flags everywhere else.
+alter table switches rename to control_flags;
+alter table control_flags rename constraint switches_pkey to control_flags_pkey;
+alter table switch_version rename to control_flag_version;
+alter table control_flag_version rename constraint switch_version_pkey to control_flag_version_pkey;
+alter table control_flag_version rename constraint switch_version_only_row_check to control_flag_version_only_row_check;
+alter table processes rename column switches_seen to control_flags_seen;
+
 -- A replica of an earlier version that was paused during this migration has lost its lease. It must not get another one: its
 -- statements no longer fit, and it would count as live.
 alter table processes add column schema_version integer not null default 0;

@@ -41,7 +41,7 @@ const expectNoViolations = async (saga: Reply['body'], steps: readonly ExecutedS
 const countRefunds = async (id: string) => (await upstream.requests(id)).filter(({ route }) => route === REFUND).length;
 const readUndoStates = (saga: Reply['body']) => saga.steps.map(({ undo }: Reply['body']) => undo.state);
 const countRecalls = async () =>
-  (await database.query<{ n: number }>(`select count(*)::int as n from switches where scope like 'call:%'`))[0]?.n;
+  (await database.query<{ n: number }>(`select count(*)::int as n from control_flags where scope like 'call:%'`))[0]?.n;
 /** Waits until the step with this id is claimed, and returns its txn. */
 const waitForClaim = async (id: string): Promise<string> => {
   const read = async () =>

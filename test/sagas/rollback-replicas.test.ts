@@ -140,7 +140,7 @@ describe('steps that race with the rollback of their saga', () => {
     expect(settled.state).toBe('rolled_back');
     expect(checkSaga(settled, steps, await upstream.effects())).toEqual([]);
     expect(await readForwardRequests()).toEqual(before);
-    const readRecalls = () => database.query(`select scope from switches where scope like 'call:%'`);
+    const readRecalls = () => database.query(`select scope from control_flags where scope like 'call:%'`);
     await expect.poll(readRecalls).toEqual([]);
   });
 });

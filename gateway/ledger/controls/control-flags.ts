@@ -108,7 +108,7 @@ export class ControlFlags {
     await this.#apply(
       {
         name: 'set-control-flag',
-        text: 'insert into switches (scope, by, reason) values ($1, $2, $3) on conflict do nothing returning scope',
+        text: 'insert into control_flags (scope, by, reason) values ($1, $2, $3) on conflict do nothing returning scope',
         values: [scope, by, reason],
       },
       entry,
@@ -123,8 +123,8 @@ export class ControlFlags {
     await this.#apply(
       {
         name: 'close-breaker',
-        text: `with opened as (delete from switches where scope = 'breaker:' || $1)
-          insert into switches (scope, by, reason) values ('closed:' || $1, $2, $3)
+        text: `with opened as (delete from control_flags where scope = 'breaker:' || $1)
+          insert into control_flags (scope, by, reason) values ('closed:' || $1, $2, $3)
           on conflict (scope) do update set by = excluded.by, reason = excluded.reason, at = clock_timestamp()`,
         values: [upstream, by, reason],
       },
@@ -135,7 +135,11 @@ export class ControlFlags {
   /** Clears a flag and waits until every process has acknowledged it. Clearing it twice is harmless. */
   async clear(scope: ControlFlagScope, entry: string): Promise<void> {
     await this.#apply(
-      { name: 'clear-control-flag', text: 'delete from switches where scope = $1 returning scope', values: [scope] },
+      {
+        name: 'clear-control-flag',
+        text: 'delete from control_flags where scope = $1 returning scope',
+        values: [scope],
+      },
       entry,
     );
   }
@@ -202,7 +206,7 @@ export class ControlFlags {
 async function raiseVersion(tx: Tx): Promise<string> {
   const [row] = await tx.run<{ version: string }>({
     name: 'raise-flags-version',
-    text: 'update switch_version set version = version + 1 returning version',
+    text: 'update control_flag_version set version = version + 1 returning version',
     values: [],
   });
   return row?.version ?? '0';
@@ -212,7 +216,7 @@ async function raiseVersion(tx: Tx): Promise<string> {
 async function hasUnacknowledged(db: Database, version: string): Promise<boolean> {
   const rows = await db.run({
     name: 'find-unacknowledged',
-    text: 'select id from processes where switches_seen < $1 and lease_until > now() and ended_at is null limit 1',
+    text: 'select id from processes where control_flags_seen < $1 and lease_until > now() and ended_at is null limit 1',
     values: [version],
   });
   return rows.length > 0;
@@ -222,7 +226,7 @@ async function hasUnacknowledged(db: Database, version: string): Promise<boolean
 async function readVersion(db: Database): Promise<string> {
   const [row] = await db.run<{ version: string }>({
     name: 'read-flags-version',
-    text: 'select version from switch_version',
+    text: 'select version from control_flag_version',
     values: [],
   });
   return row?.version ?? '0';
@@ -232,7 +236,7 @@ async function readVersion(db: Database): Promise<string> {
 function readFlags(db: Database): Promise<readonly ControlFlag[]> {
   return db.run<ControlFlag>({
     name: 'read-flags',
-    text: 'select scope, by, reason, at from switches',
+    text: 'select scope, by, reason, at from control_flags',
     values: [],
   });
 }
@@ -241,7 +245,7 @@ function readFlags(db: Database): Promise<readonly ControlFlag[]> {
 async function acknowledgeVersion(db: Database, lease: string, version: string): Promise<void> {
   await db.run({
     name: 'acknowledge-flags',
-    text: 'update processes set switches_seen = greatest(switches_seen, $2) where id = $1',
+    text: 'update processes set control_flags_seen = greatest(control_flags_seen, $2) where id = $1',
     values: [lease, version],
   });
 }

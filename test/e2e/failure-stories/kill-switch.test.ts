@@ -34,7 +34,7 @@ const postFreeze = (on: Gateway, verb: 'freeze' | 'unfreeze') => on.admin('POST'
 /** Replicas with a valid lease that have not acknowledged the newest control flag. */
 const findUnacknowledged = () =>
   database.query(
-    'select id from processes, switch_version where switches_seen < version and lease_until > now() and ended_at is null',
+    'select id from processes, control_flag_version where control_flags_seen < version and lease_until > now() and ended_at is null',
   );
 const charge = (gateway: Gateway, id: string) =>
   gateway.call('narrow.charge', { id }, { key: id, agentKey: PATIENT_KEY, headers: { prefer: 'wait=20' } });
@@ -105,8 +105,8 @@ describe('a freeze', () => {
     const rowOf = async () =>
       (
         await database.query<{ lapsed: boolean; behind: boolean }>(
-          `select bool_and(lease_until <= now()) as lapsed, bool_and(switches_seen < version) as behind
-             from processes, switch_version where pid = $1`,
+          `select bool_and(lease_until <= now()) as lapsed, bool_and(control_flags_seen < version) as behind
+             from processes, control_flag_version where pid = $1`,
           [paused.pid],
         )
       )[0];

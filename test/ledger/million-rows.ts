@@ -171,8 +171,8 @@ const CALLS_BEFORE = `select ${KEPT}, c.state, c.attempt, c.owner_deaths, c.firs
   c.settled_at, c.outcome, c.problem, c.answer, case when c.settled_at is not null then coalesce(c.evidence, 'gateway') end as evidence,
   case when c.settled_at is not null then c.resolved_by end as resolved_by, c.leaf, coalesce(c.verdict = 'retry', false) as retried, c.contradiction,
   c.events, c.before, c.waived, ${UNDO.map((name) => `c.undo_${name}`).join(', ')},
-  (select r.delivered_at from (select c.delivered_at) r where exists (select 1 from repeats p where p.txn = c.txn)) as delivered_at
-  from calls c`;
+  case when p.txn is not null then c.delivered_at end as delivered_at
+  from calls c left join (select distinct txn from repeats) p using (txn)`;
 const CALLS_AFTER = `select ${KEPT}, coalesce(s.state::text, o.state::text) as state, coalesce(s.attempt, o.attempt) as attempt,
   coalesce(s.owner_deaths, o.owner_deaths) as owner_deaths, coalesce(s.first_sent_at, o.first_sent_at) as first_sent_at,
   coalesce(s.unknown_since, o.unknown_since) as unknown_since, coalesce(s.lock_token, o.lock_token) as lock_token,
@@ -185,8 +185,9 @@ const CALLS_AFTER = `select ${KEPT}, coalesce(s.state::text, o.state::text) as s
   u.before, coalesce(u.waived, false) as waived, coalesce(u.state::text, 'none') as undo_state, u.reason as undo_reason, u.undo_txn,
   coalesce(u.tries, 0) as undo_tries, coalesce(u.tries_from, 0) as undo_from, u.since as undo_since, u.due_at as undo_due_at,
   u.args as undo_args, u.sealed as undo_sealed, u.doubt as undo_doubt,
-  (select p.delivered_at from repeats p where p.txn = c.txn) as delivered_at
-  from calls c left join open_calls o using (txn) left join settlements s using (txn) left join undos u using (txn)`;
+  p.delivered_at
+  from calls c left join open_calls o using (txn) left join settlements s using (txn) left join undos u using (txn)
+  left join repeats p using (txn)`;
 const OPEN_CALLS_BEFORE = 'select txn, owner, due_at, run, locked from open_calls';
 const OPEN_CALLS_AFTER = 'select txn, owner, due_at, run, lock_token is not null as locked from open_calls';
 

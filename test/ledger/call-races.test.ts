@@ -56,7 +56,7 @@ it('recalls the steps of a rollback by txn, so that a batch that locks by txn ne
   const saga = randomUUID();
   await database.query(`insert into sagas (id, agent, asked) values ($1, 'a', '')`, [saga]);
   const [first = '', second = ''] = [randomUUID(), randomUUID()].sort();
-  // The later step has the smaller txn, so the order of the steps is not that of the locks.
+  // The later step has the smaller txn, so the steps and the locks are ordered differently.
   for (const txn of [second, first]) await calls.claim(buildNewCall(lease.id, { txn, saga, kind: 'key' }));
   await client.query('begin');
   await client.query('select 1 from open_calls where txn = $1 for update', [first]);

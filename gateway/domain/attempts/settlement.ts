@@ -50,7 +50,7 @@ function withDetail(settlement: Settlement, detail: string | undefined): Settlem
   return detail === undefined ? settlement : { ...settlement, detail };
 }
 
-/** The settlement of a call that may not be sent any more and of which nothing was sent. */
+/** The settlement of a call that was never sent and may not be sent now. */
 export function buildDeniedSettlement(detail: string): Settlement {
   return { state: 'failed', outcome: 'no_effect', evidence: 'gateway', problem: 'denied', detail };
 }

@@ -145,7 +145,7 @@ type FieldsSetByLedger = 'createdAt' | 'ordinal' | 'erasedAt';
 export type ClaimedFields = Omit<CallIntent, FieldsSetByLedger>;
 type NullableFields<T> = { [Field in keyof T]: null extends T[Field] ? Field : never }[keyof T];
 
-/** What a new call consists of. Everything else of its record has a default; that of a field that may be null is null. */
+/** The fields of a new call. Every other field has a default, and nullable fields default to null. */
 export interface NewCallFields
   extends Omit<ClaimedFields, NullableFields<ClaimedFields>>,
     Partial<Pick<ClaimedFields, NullableFields<ClaimedFields>>> {

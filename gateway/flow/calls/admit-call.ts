@@ -179,7 +179,7 @@ function toRequestInput({ toolCall, args: canonicalArgs, span }: ParsedCall): Re
   return { args, canonicalArgs, agent: agent.name, clientProfile, trace: span.trace, continuation };
 }
 
-/** The refusal that a step threw. Any other error, such as that of the ledger, ends the call. */
+/** The refusal that a step threw. Any other error, such as a ledger error, ends the call. */
 function toRefusedCall({ call, policies, scope }: AllowedCall, error: unknown): RefusedCall {
   if (error instanceof GatewayError) return new RefusedCall(call, policies, scope, error);
   throw error;

@@ -167,7 +167,7 @@ async function recordCall(
   }
 }
 
-/** Logs a refusal and ends the span. Returns the error for the caller: that of the ledger if the refusal cannot be logged. */
+/** Logs a refusal and ends the span. Returns the error for the caller: the ledger error if the refusal cannot be logged. */
 async function recordError(services: Services, { toolCall, span }: ParsedCall, error: unknown): Promise<unknown> {
   const subject = { agent: toolCall.agent.name, tool: toolCall.tool };
   const shown = await logRefusal(services.ctx, subject, error).then(

@@ -28,7 +28,7 @@ export const CALLS_JOINED = `calls c left join open_calls o on o.txn = c.txn lef
 /** A column that batches write. The field has the same name in the record or patch that the batch carries. */
 export interface WrittenColumn<Field, Decoded = Field> {
   readonly column: string;
-  /** The name of the value in the rows of the batch, if it is not that of the column. */
+  /** The name of the value in the rows of the batch, if it differs from the column name. */
   readonly row?: string;
   /** How the value travels. Enums, JSON and `uuid[]` travel as text. */
   readonly type: RowValueType;
